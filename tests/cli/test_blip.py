@@ -131,6 +131,17 @@ def test_several_images_in_a_prompt_are_refused_before_the_work(
     passages = ("--set", "passages=wit.jsonl")
     trained = run("compress", "train", "c.toml", *name, *passages)
     assert trained.code == 0, trained.err
+    rows = list(map(json.loads, Path("wit.jsonl").read_text().splitlines()))
+    text = sum(len(row["text"]) for row in rows) / len(rows)
+    image = 2 * Path("data/0.png").stat().st_size / len(rows)  # two of the passages have it
+    sizes = f"a passage: {text:.0f} bytes of text and {image:.0f} of images; compressed"
+    assert sizes in trained.out
+    run("add", "wit.db", "wit.jsonl", "--passages", "--embed", "words")
+    build = ("compress", "build", "wit.db", "--compressor", "made", "--store", "store", *name)
+    assert sizes in run(*build).out
+    summary = run(*build, "--json").json
+    assert isinstance(summary, dict)
+    assert (summary["text_bytes"], summary["image_bytes"]) == (text, image)
     done = run(*wit, "--methods", "racc", "--compressor", "made")
     assert done.code == 0, done.err
     refused = run("compress", "train", "c.toml", *name, *passages, "--set", "training.distill=true")
@@ -173,13 +184,17 @@ def test_training_of_an_earlier_version_continues(run: Run, models: dict[str, Pa
     record, saved = (Path("made", name) for name in ("training.json", "compressor.json"))
     for file in (record, saved):
         values = json.loads(file.read_text())
-        later = ("pipe", "answer_tokens", "tokenizers")
+        later = ("pipe", "answer_tokens", "tokenizers", "relevance")
         file.write_text(json.dumps({n: one for n, one in values.items() if n not in later}))
     assert load("made").tokenizers == {}
     assert figures(run, "--methods", "racc", *train[3:], "--compressor", "made")["racc"]["n"] == 1
-    again = run(*train)
+    refused = run(*train)  # it required whole words
+    assert (refused.code, "another relevance" in refused.err) == (1, True)
+    assert 'set relevance = "words"' in refused.err
+    words = ("--set", "relevance=words")
+    again = run(*train, *words)
     assert (again.code, "resuming from the checkpoint" in again.err) == (0, True)
-    refused = run(*train, "--set", "pipe=false")
+    refused = run(*train, *words, "--set", "pipe=false")
     assert (refused.code, "another pipe" in refused.err) == (1, True)
 
 

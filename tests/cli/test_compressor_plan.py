@@ -70,6 +70,7 @@ def test_options_override_changes_and_text_needs_no_quotes(file: Path) -> None:
         (["a b=3"], "--set a b=3 is not valid TOML"),
         (["training=3"], "training must be a table, got 3"),
         (["preset=papers"], "preset must be one of paper, got 'papers'"),
+        (["relevance=word"], "relevance must be one of contains, stems, words, got 'word'"),
         (["answer_tokens=0"], "answer_tokens must be at least 1, got 0"),
         (["pipe=false", "compressor.prompting=reading"], "pipe applies to appended prompts"),
     ],

@@ -82,6 +82,7 @@ def test_okvqa_trains_and_evaluates_with_a_search_corpus(run: Run, tmp_path: Pat
     document = evaluate(run, "okvqa:vqa", "okvqa_full_corpus.csv")
     # Training questions are excluded.
     assert (document["knowledge_base"], document["items"]) == (3, 2)
+    assert document["shown"]["racc-swapped"]["relevance"] == "stems"
     assert [row["method"] for row in document["results"]] == list(METHODS)
     for row in document["results"]:
         assert (row["metric"], row["n"], row["calls"]) == ("vqa_accuracy_original", 2, 2)
@@ -112,8 +113,11 @@ def test_aokvqa_trains_and_evaluates_with_image_passages(run: Run, tmp_path: Pat
     output = train(run, "aokvqa:vqa", "wit.jsonl", model)
     assert "3 training questions, 0 validation questions, 3 passages" in output
     assert "4 of the first 4 examples have a relevant passage" in output
-    document = evaluate(run, "aokvqa:vqa", "wit.jsonl", "--model", model)
+    # Nearly every passage contains "a" or "b", answers of one annotator each.
+    words = ("--relevance", "words")
+    document = evaluate(run, "aokvqa:vqa", "wit.jsonl", "--model", model, *words)
     assert [row["method"] for row in document["results"]] == list(METHODS)
     assert {(row["metric"], row["n"]) for row in document["results"]} == {
         ("direct_answer_original", 2)
     }
+    assert document["shown"]["racc-swapped"]["relevance"] == "words"

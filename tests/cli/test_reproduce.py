@@ -24,6 +24,7 @@ from tests.evaluation.benchmarks import (
     test_aokvqa,
     test_mathvision,
     test_okvqa,
+    test_passages,
     test_scienceqa,
     test_vizwiz,
     test_vsr,
@@ -129,7 +130,13 @@ def write_passages(root: Path) -> None:
     texts = [f"Surfers swim in sea {number}." for number in range(5)]
     rows = ["kid,text", *(f"{number},{text}" for number, text in enumerate(texts))]
     (root / "okvqa_full_corpus.csv").write_text("\n".join(rows))
-    (root / "wit.jsonl").write_text("\n".join(f'{{"text": "{text}"}}' for text in texts))
+    pages = [
+        test_passages.wit(language="en", page_title=text, image_url="https://example.org/7.png")
+        for text in texts
+    ]
+    (root / "WIT" / "images").mkdir(parents=True)
+    (root / "WIT" / "images" / "7.png").write_bytes(solid_image(3).data)
+    test_passages.write_json(root / "WIT" / "wit.tsv.gz", [test_passages.WIT, *pages], "\t")
     for name, text in CONFIGS.items():
         (root / name).write_text(text)
 

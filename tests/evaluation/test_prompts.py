@@ -190,3 +190,17 @@ def test_search_settings_that_no_option_sets_are_described() -> None:
     assert describe_methods(PLAIN, DEFAULTS, best, "none") == {
         "rcts-best-of-n": {"rationales": "none", "order": "nearest-first"}
     }
+
+
+def test_the_rule_for_left_out_passages_is_described() -> None:
+    """Unless the items name their passages: then no rule is needed."""
+    config = RunConfig(methods=("racc", "racc-swapped"))
+    item = Example(Query("Which?", id="q"), "a")
+    data = replace(PLAIN, items=(item,), relevance="stems")
+    without = {"rationales": "none"}
+    assert describe_methods(data, DEFAULTS, config, "none") == {
+        "racc": without,
+        "racc-swapped": {**without, "relevance": "stems"},
+    }
+    named = replace(data, items=(replace(item, tags={"passage": "p"}),))
+    assert describe_methods(named, DEFAULTS, config, "none")["racc-swapped"] == without

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,15 +79,16 @@ async def test_equal_answers_cannot_be_swapped() -> None:
 
 
 async def test_passages_with_the_answer_are_skipped() -> None:
+    """By the benchmark's rule, which also decides what is relevant in training."""
     data = items("red", "blue")
-    retriever = SwappedRetriever(
-        FixedPassages("It is red.", "Reddish.", "It is blue.", "Red!", "no"), data
-    )
+    passages = FixedPassages("It is red.", "Reddish.", "It is blue.", "Red!", "no")
 
+    retriever = SwappedRetriever(passages, data)
     assert await shown_texts(retriever, data, 2) == [
-        ["Reddish.", "It is blue."],
+        ["It is blue.", "no"],
         ["It is red.", "Reddish."],
     ]
+    retriever = SwappedRetriever(passages, replace(data, relevance="words"))
     assert (await shown_texts(retriever, data, 5))[0] == ["Reddish.", "It is blue.", "no"]
 
 

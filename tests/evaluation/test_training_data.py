@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from bottega.errors import SettingError
-from bottega.evaluation.benchmark import Benchmark, answers_of
+from bottega.evaluation.benchmark import Benchmark, answers_of, is_relevant
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
-from bottega.evaluation.examples import contains_answer
+from bottega.evaluation.examples import Relevance, contains_answer
 from bottega.evaluation.retrieval import ExamplePool, LateInteractionScorer
 from bottega.evaluation.training_data import (
     GoldPassageSampler,
@@ -114,10 +115,14 @@ def test_passages_with_the_answer_are_relevant() -> None:
 
     made = {example.answer: example for example in sampler(0)}
 
-    assert made["Owl"].relevant == (True, False, True)
+    assert made["Owl"].relevant == (True, True, True)  # "fowl" contains "owl"
     assert made["fowl"].relevant == (False, True, False)
     assert made["Owl"].scores == (9.0, 8.0, 7.0)
     assert len(retrieve.queries) == 2  # retrieved once per item
+    of_words = RetrievedPassageSampler(
+        replace(data, relevance="words"), data.items, retrieve, seed=0, shots=3
+    )
+    assert of_words.of(items[:1])[0].relevant == (True, False, True)
     with pytest.raises(SettingError, match="needs 3 passages, got 2 for 'which bird\\?'"):
         RetrievedPassageSampler(data, data.items, FirstPassages(data, limit=2), seed=0, shots=3)(0)
 
@@ -143,21 +148,27 @@ def test_demonstrations_with_the_answer_are_relevant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("passage", "answers", "relevant"),
+    ("passage", "answers", "rules"),
     [
-        ("where they start", ["art"], False),
-        ("a piece of ART.", ["art"], True),
-        ("New\nYork in snow", ["new york"], True),
-        ("die STRASSE", ["straße"], True),
-        ("C++ is fast", ["c++"], True),
-        ("nothing", ["", "something"], False),
-        ("the second of two", ["first", "second"], True),
+        ("where they start", ["art"], "contains stems"),
+        ("SURFERS hang ten", ["surf"], "contains stems"),
+        ("hot dogs", ["hot dog"], "contains stems"),
+        ("the surfing  boards", ["surf board"], "stems"),
+        ("surf the board", ["surf board"], ""),
+        ("a piece of ART.", ["art"], "contains stems words"),
+        ("New\nYork in snow", ["new york"], "contains stems words"),
+        ("die STRASSE", ["straße"], "contains stems words"),
+        ("C++ is fast", ["c++"], "contains stems words"),
+        ("Cc is fast", ["c++"], ""),
+        ("nothing", ["", "something"], ""),
+        ("the second of two", ["first", "second"], "contains stems words"),
+        ("the second of two", [], ""),
     ],
 )
-def test_answers_match_full_words_in_any_case(
-    passage: str, answers: list[str], relevant: bool
-) -> None:
-    assert contains_answer(passage, answers) == relevant
+def test_rules_find_answers_in_any_case(passage: str, answers: list[str], rules: str) -> None:
+    found = [rule for rule in get_args(Relevance) if contains_answer(passage, answers, rule)]
+    assert found == rules.split()
+    assert contains_answer(passage, answers) == ("contains" in found)
 
 
 def test_training_items_have_all_annotator_answers(tmp_path: Path) -> None:
@@ -170,6 +181,9 @@ def test_training_items_have_all_annotator_answers(tmp_path: Path) -> None:
 
     assert {item.query.id for item in items} == {"15", "25"}
     assert set(answers_of(data, items[0])) == {"surf", "swim"}
+    surfing = Example(Query("Surfboards are for surfing."), "")
+    assert is_relevant(data, items[0], surfing)
+    assert not is_relevant(replace(data, relevance="words"), items[0], surfing)
     assert len(passages_of(data)) == 2
     assert not names_gold_passages(items, passages_of(data))
 

@@ -19,6 +19,7 @@ from bottega._util.settings import (
     read_toml,
 )
 from bottega.errors import SettingError
+from bottega.evaluation.examples import Relevance
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import check_torch
 from bottega.recipes.cache_retrieval import BY_DRAFT
@@ -67,7 +68,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 class Settings:
     """Settings of a training. `hyper` is the model that compresses, `model` by default; `layer` is
     the layer of `hyper` whose states are read. `calibrate` training examples set the scales before
-    the first step; 0 disables it. With `pipe`, appended prompts start as the embeddings of a
+    the first step; 0 disables it. `relevance` replaces the benchmark's rule for passages that
+    contain an answer. With `pipe`, appended prompts start as the embeddings of a
     sentence, else they are random. `answer_tokens` is the maximum length of an answer; `preset`
     replaces defaults."""
 
@@ -78,6 +80,7 @@ class Settings:
     layer: int = -1
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     passages: str | None = None
+    relevance: Relevance | None = None
     retrieve: Annotated[str, one_of(*RETRIEVE)] = "hybrid"
     embed: str = BUNDLED
     shots: PositiveInt = 5

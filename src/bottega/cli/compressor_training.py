@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from dataclasses import MISSING, asdict, fields, replace
 from types import FrameType
 
+import numpy as np
+
 from bottega.cli.components import check_retrieve, local_model, open_retrieval
 from bottega.cli.compressor_plan import Plan, Settings
 from bottega.cli.method_actor import check_images, filled_knowledge
 from bottega.cli.output import note, say, waiting, warn
 from bottega.cli.progress import progress
-from bottega.cli.store_building import load_model
+from bottega.cli.store_building import PassageSizes, load_model, source_bytes
 from bottega.compression import RaccModel, save
 from bottega.compression.objective import TrainingExample, TrainingObjective
 from bottega.compression.persistence import SETTINGS, fingerprint, same_model, with_current_names
@@ -122,7 +124,7 @@ def _read_benchmark(settings: Settings) -> Benchmark:
         )
     if settings.passages is not None:
         data = with_passages(data, settings.passages, on_error=warn)
-    return data
+    return replace(data, relevance=settings.relevance or data.relevance)
 
 
 @contextmanager
@@ -164,8 +166,10 @@ def _check_folder(plan: Plan, objective: TrainingObjective, data: Benchmark) -> 
     """Record the training in its folder, or check that the folder belongs to it. Raises
     `LoadError`."""
     out = plan.settings.out
+    named = names_gold_passages(training_items(data), passages_of(data))
     settings = {
         **{name: value for name, value in asdict(plan.settings).items() if name not in UNRECORDED},
+        "relevance": None if named else data.relevance,
         "compressor": asdict(plan.compressor),
         "training": asdict(plan.training),
         "data": benchmark.fingerprint(data),
@@ -184,17 +188,25 @@ def _check_folder(plan: Plan, objective: TrainingObjective, data: Benchmark) -> 
         file.write_text(json.dumps(settings, indent=2) + "\n")
         return
     try:
-        # Earlier versions lack the newer settings, and trained with today's defaults.
-        later = {**_DEFAULTS, "tokenizers": objective.tokenizers}
+        # Earlier versions lack the newer settings, and trained with today's defaults, except for
+        # relevance.
+        later = {
+            **_DEFAULTS,
+            "relevance": None if named else "words",
+            "tokenizers": objective.tokenizers,
+        }
         stored = {**later, **with_current_names(json.loads(file.read_text()))}
     except (ValueError, AttributeError) as error:
         raise LoadError(
             f"{file} is damaged", hint=f"delete {out} and run the command again"
         ) from error
     if changed := [n for n, value in settings.items() if not _equal(n, stored.get(n), value)]:
+        own = "use the settings in its training.json"
+        if "relevance" in changed and stored["relevance"]:
+            own = f'set relevance = "{stored["relevance"]}"'
         raise LoadError(
             f"{out} holds a training with another {' and another '.join(changed)}",
-            hint="name another folder as out, or use the settings in its training.json",
+            hint=f"name another folder as out, or {own}",
         )
 
 
@@ -211,13 +223,13 @@ def _equal(name: str, stored: object, value: object) -> bool:
 
 def _print_plan(plan: Plan, racc: RaccModel, data: Benchmark, held_out: int) -> None:
     settings, config, passages = plan.settings, racc.config, passages_of(data)
-    text = sum(len(one.query.text.encode()) for one in passages) / len(passages)
+    text, images = np.mean([source_bytes(one) for one in passages], axis=0)
     say(
         f"{settings.hyper or settings.model} compresses a passage into {config.document_prompts}"
-        f" prompts ({text:.0f} bytes of text into {2 * config.document_prompts * config.width} as"
-        f" fp16), and {settings.shots} passages and a question into {config.query_prompts}"
+        f" prompts, and {settings.shots} passages and a question into {config.query_prompts}"
         f" positions before {settings.model}"
     )
+    say(f"a passage: {PassageSizes.of(text, images, config)}")
     _print_questions(data, held_out)
     say(f"{sum(one.numel() for one in racc.parameters())} parameters, {_steps(plan)}")
 

@@ -52,6 +52,7 @@ from bottega.cli.eval_options import (
     QuestionOption,
     RationalesFromOption,
     RationalesOption,
+    RelevanceOption,
     RerankOption,
     RetrieveOption,
     RewardOption,
@@ -183,6 +184,7 @@ def evaluate(
     round_size: RoundSizeOption = None,
     allow_overlap: AllowOverlapOption = False,
     passages: PassagesOption = None,
+    relevance: RelevanceOption = None,
     unparsable: UnparsableOption = WRONG,
     budget: BudgetOption = None,
     out: OutOption = None,
@@ -220,6 +222,7 @@ def evaluate(
         methods=tuple(name.strip() for name in methods.split(",")) if methods else (),
         shots=parse_numbers(shots),
         passages=passages,
+        relevance=relevance,
         limit=limit,
         kb_per_class=kb_per_class,
         kb_share=kb_share,
@@ -332,6 +335,7 @@ def _load(config: RunConfig, rationales: StoreLocation | None) -> tuple[Benchmar
         )
     if config.passages is not None:
         data = with_passages(data, config.passages, on_error=skipped)
+    data = replace(data, relevance=config.relevance or data.relevance)
     source = rationale_source(data)
     if rationales is not None:
         with open_rows(rationales) as knowledge:

@@ -12,6 +12,7 @@ from bottega._util.locations import StoreLocation
 from bottega.cli.help import HelpCommand
 from bottega.cli.method_actor import ANSWER_TOKENS
 from bottega.cli.options import ORDER_HELP, knowledge_option
+from bottega.evaluation.examples import Relevance
 from bottega.evaluation.methods import LABEL_METHODS, METHODS
 from bottega.evaluation.search_config import Preset, RewardName, SearchConfig
 from bottega.evaluation.searchers import SAMPLES
@@ -273,6 +274,15 @@ PassagesOption = Annotated[
         "WIT, as a file, a folder or a Hugging Face id.",
     ),
 ]
+RelevanceOption = Annotated[
+    Relevance | None,
+    Option(
+        help="When a passage counts as relevant, so that racc-swapped leaves it out: it contains "
+        "an answer, also within a word (contains), also with other endings of its words (stems), "
+        "or as whole words (words).",
+        show_default="stems for okvqa, else contains",
+    ),
+]
 UnparsableOption = Annotated[
     str,
     Option(
@@ -296,7 +306,8 @@ OutOption = Annotated[
 # The parameters of each panel, by name.
 PANELS = {
     "Benchmark": (
-        *("question", "limit", "kb_per_class", "kb_share", "label_noise", "passages"),
+        *("question", "limit", "kb_per_class", "kb_share", "label_noise"),
+        *("passages", "relevance"),
         *("allow_overlap", "synonyms", "unparsable", "seed"),
     ),
     "Methods": (

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from bottega._util.identity import image_hashes
-from bottega.evaluation.examples import contains_answer, fold, is_passage, labels_of
+from bottega.evaluation.examples import (
+    Relevance,
+    contains_answer,
+    fold,
+    is_passage,
+    labels_of,
+)
 from bottega.evaluation.metrics.metric import Accuracy, MacroF1, Metric
 from bottega.evaluation.metrics.vqa import AnnotatorAgreement
 from bottega.parsing import LabelParser
@@ -27,7 +33,8 @@ class Benchmark:
     default; `rationale_prompt` replaces it where demonstrations show rationales. `order` is that of
     demonstrations in the paper of the benchmark's figures. `reward_metric` scores answers to
     examples in RCTS's mutual reward; None compares them with the example's answer. With
-    `needs_answers`, the examples are questions without published answers.
+    `needs_answers`, the examples are questions without published answers. `relevance` decides how
+    a passage contains an answer (`is_relevant`).
     """
 
     name: str
@@ -44,6 +51,7 @@ class Benchmark:
     needs_answers: bool = False
     order: DemonstrationOrder = field(default="nearest-last", compare=False)
     reward_metric: Metric | None = field(default=None, compare=False)
+    relevance: Relevance = field(default="contains", compare=False)
 
 
 def labelled_benchmark(
@@ -72,10 +80,12 @@ def answers_of(data: Benchmark, item: Example) -> tuple[str, ...]:
     return item.labels or (item.answer,)
 
 
-def gives_answer(example: Example, answers: Sequence[str]) -> bool:
-    """Return whether a passage contains, or a demonstration gives, one of the answers."""
+def is_relevant(data: Benchmark, item: Example, example: Example) -> bool:
+    """Return the pseudo-relevance of an example to an item: a passage contains one of the item's
+    answers (RACC's PRDB), or a demonstration gives one."""
+    answers = answers_of(data, item)
     if is_passage(example):
-        return contains_answer(example.query.text, answers)
+        return contains_answer(example.query.text, answers, data.relevance)
     return fold(example.answer) in map(fold, answers)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bottega._util.locations import StoreLocation
 from bottega.errors import LoadError
+from bottega.evaluation.examples import Relevance
 from bottega.evaluation.search_config import SearchConfig
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.knowledge.index import Metric
@@ -20,16 +21,17 @@ class RunConfig:
     """Settings of an evaluation run, for the command line, the runner and the run store.
 
     `samples` None: as many as a search among the methods may request, else 5. `rationales` None:
-    as `prompts.prompt_for` decides. `reasoning_tokens` replaces `max_tokens` for methods that ask
-    for reasons by default (`prompts.asks_for_reasons`). `hyper` names the model that compresses if
-    `model` does not. `concurrency` limits concurrent queries; `round_size` splits the items, in
-    their order, into rounds, between which a method may learn.
+    as `prompts.prompt_for` decides. `relevance` None: the benchmark's. `reasoning_tokens` replaces
+    `max_tokens` for methods that ask for reasons by default (`prompts.asks_for_reasons`). `hyper`
+    names the model that compresses if `model` does not. `concurrency` limits concurrent queries;
+    `round_size` splits the items, in their order, into rounds, between which a method may learn.
     """
 
     benchmark: str = ""
     methods: Sequence[str] = ()
     shots: Sequence[int] = ()
     passages: str | None = None
+    relevance: Relevance | None = None
     limit: int | None = None
     kb_per_class: int | None = None
     kb_share: float = 1.0

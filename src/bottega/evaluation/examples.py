@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Literal
 
 from bottega.errors import SettingError
 from bottega.types import Example
+
+# How a passage contains an answer: see `contains_answer`.
+Relevance = Literal["contains", "stems", "words"]
 
 
 def labels_of(example: Example) -> tuple[str, ...]:
@@ -39,18 +43,27 @@ def index_by_id(items: Iterable[Example]) -> dict[str, Example]:
     return indexed
 
 
-def contains_answer(passage: str, answers: Iterable[str]) -> bool:
-    """Return whether the passage contains an answer as whole words, in any case.
+def contains_answer(
+    passage: str, answers: Iterable[str], relevance: Relevance = "contains"
+) -> bool:
+    """Return whether the passage contains an answer, in any case.
 
-    `is_relevant` in `benchmarks.passages`, the measure of OK-VQA's retrievers, also finds "art" in
-    "start".
+    `contains`, the rule of OK-VQA's retrievers and of RACC (Luo et al. 2021), finds "art" in
+    "start". `stems` also continues each word of the answer: it finds "surf board" in "surfing
+    boards". `words` requires whole words.
     """
     text = fold(passage)
     return any(
-        re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text)
+        answer in text if relevance == "contains" else re.search(_pattern(answer, relevance), text)
         for answer in map(fold, answers)
         if answer
     )
+
+
+def _pattern(answer: str, relevance: Relevance) -> str:
+    if relevance == "stems":
+        return r"\w* ".join(map(re.escape, answer.split()))
+    return rf"(?<!\w){re.escape(answer)}(?!\w)"
 
 
 def fold(text: str) -> str:

@@ -9,6 +9,7 @@ from bottega._util.identity import image_hashes
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
+from bottega.evaluation.examples import names_passages
 from bottega.evaluation.methods import METHODS, SEARCH_METHODS
 from bottega.evaluation.searchers import reward_metric
 from bottega.prompting import LetteredPrompter, ReasoningPrompter
@@ -118,7 +119,8 @@ def describe_methods(
 def _differences(
     name: str, data: Benchmark, settings: Classifier, config: RunConfig
 ) -> Description:
-    """Return what differs from the defaults of the run, which its record holds."""
+    """Return what the record of the run does not hold: what differs from its settings, and the rule
+    by which passages are left out."""
     asking = method_settings(name, data, settings, config)
     found: Description = {}
     if asks_for_reasons(name, data, settings, config.rationales):
@@ -131,6 +133,8 @@ def _differences(
         found["mutual_reward"] = metric.name
     if name == "rcts-best-of-n" and config.order != "nearest-last":
         found["order"] = config.order
+    if name == "racc-swapped" and not names_passages(data.items):
+        found["relevance"] = data.relevance
     return found
 
 

@@ -14,9 +14,8 @@ from functools import partial
 
 from bottega._util.identity import DESCRIPTIONS, Exclude
 from bottega.errors import NotFoundError, SettingError
-from bottega.evaluation.benchmark import Benchmark, answers_of
+from bottega.evaluation.benchmark import Benchmark, is_relevant
 from bottega.evaluation.examples import (
-    contains_answer,
     index_by_id,
     is_passage,
     labels_of,
@@ -143,8 +142,8 @@ class SwappedRetriever:
     """Control retriever that searches with the next item that has another answer.
 
     With episodes, items of another episode come first. Examples that answer the original query are
-    removed: its gold passage where items name theirs, else each passage that contains one of its
-    answers. Further results of the other item replace them; if none remains, the item after it is
+    removed: its gold passage where items name theirs, else each relevant passage (`is_relevant`).
+    Further results of the other item replace them; if none remains, the item after it is
     used. Raises `SettingError` if no item remains, and for items without unique ids.
     """
 
@@ -197,9 +196,7 @@ class SwappedRetriever:
     def _answers(self, item: Example, example: Example) -> bool:
         if self._names_passages:
             return str(example.query.id) == item.tags["passage"]
-        return is_passage(example) and contains_answer(
-            example.query.text, answers_of(self._data, item)
-        )
+        return is_passage(example) and is_relevant(self._data, item, example)
 
 
 class RescoredRetriever:

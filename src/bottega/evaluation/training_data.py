@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from bottega.compression.objective import TrainingExample
 from bottega.errors import SettingError
-from bottega.evaluation.benchmark import Benchmark, answers_of, gives_answer
+from bottega.evaluation.benchmark import Benchmark, is_relevant
 from bottega.evaluation.examples import is_passage, names_passages
 from bottega.evaluation.image_limits import HINT as IMAGES_HINT
 from bottega.evaluation.image_limits import most_images
@@ -140,12 +140,12 @@ class RetrievedPassageSampler(TrainingSampler):
         self._found: dict[int, list[Candidate]] = {}
 
     def make_example(self, item: Example, rng: random.Random) -> TrainingExample:
-        found, answers = self._candidates(item), answers_of(self._data, item)
+        found = self._candidates(item)
         return TrainingExample(
             item.query,
             tuple(one.example for one in found),
             tuple(one.score for one in found),
-            tuple(gives_answer(one.example, answers) for one in found),
+            tuple(is_relevant(self._data, item, one.example) for one in found),
             item.answer,
         )
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import io
+import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,7 +14,6 @@ from bottega.errors import BottegaError, LoadError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.passages import (
     GS_TRAIN,
-    is_relevant,
     load_passages,
     with_passages,
 )
@@ -106,6 +107,54 @@ def test_wit_is_read(tmp_path: Path, name: str) -> None:
     }
 
 
+BOARD = "https://upload.wikimedia.org/wikipedia/commons/1/1a/Surf%20board.png"
+WAVE = "https://upload.wikimedia.org/wikipedia/commons/2/2b/Wave.jpg?width=300"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_wit_rows_have_their_downloaded_images(tmp_path: Path, packed: bool) -> None:
+    """RA-VQA's code names images by the MD5 of their URL; other downloads keep the URL's name."""
+    digest = hashlib.md5(BOARD.encode()).hexdigest()
+    images = {f"{digest}.jpg": b"", "Surf board.png": b"", "Wave.jpg": b"", "bad.jpg": b"x"}
+    images |= {name: solid_image(i).data for i, name in enumerate(images) if name != "bad.jpg"}
+    rows = [
+        WIT,
+        wit(language="en", page_title="Missing", image_url="https://example.org/no.jpg"),
+        wit(language="en", page_title="Board", image_url=BOARD),
+        wit(language="en", page_title="Wave", image_url=WAVE),
+        wit(language="en", page_title="Twin", image_url="https://example.org/Surf%20board.png"),
+        wit(language="en", page_title="Damaged", image_url="https://example.org/bad.jpg"),
+        wit(language="en", page_title="Outside", image_url="https://example.org/..%2Fwit.tsv"),
+        wit(language="en", page_title="Without", image_url=""),
+    ]
+    path = write_json(tmp_path / "wit.tsv", rows, "\t")
+    if packed:
+        with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
+            for name, data in images.items():
+                archive.writestr(f"images/{name}", data)
+    else:
+        (tmp_path / "images").mkdir()
+        for name, data in images.items():
+            (tmp_path / "images" / name).write_bytes(data)
+    bad: list[BottegaError] = []
+
+    found = list(load_passages(path, on_error=bad.append))
+
+    assert [(one.query.id, one.query.text) for one in found] == [
+        ("WIT_1", "title: Board"),
+        ("WIT_2", "title: Wave"),
+        ("WIT_3", "title: Twin"),
+    ]
+    assert [[image.data for image in one.query.images] for one in found] == [
+        [images[f"{digest}.jpg"]],
+        [images["Wave.jpg"]],
+        [images["Surf board.png"]],
+    ]
+    lines = [str(error).partition(":")[0] for error in bad]
+    assert lines == [f"{path}, line {number}" for number in ([6] if packed else [6, 7])]
+    assert all("is not a readable image" in str(error) for error in bad)
+
+
 def test_hub_table_is_read(tmp_path: Path) -> None:
     rows = [{"passage_content": "Hang ten", "passage_id": "GS_0"}]
     write_table(tmp_path / "data" / "train_passages-00000-of-00001.parquet", rows)
@@ -188,14 +237,6 @@ def test_unreadable_files_name_the_expected_format(
     with pytest.raises(LoadError) as raised:
         list(load_passages(tmp_path / name))
     assert "okvqa_full_corpus.csv" in raised.value.hint
-
-
-@pytest.mark.parametrize(
-    "answers, relevant",
-    [(["Surf"], True), (["ten"], True), (["en"], True), (["sushi", ""], False), ([], False)],
-)
-def test_passages_with_the_answer_are_pseudo_relevant(answers: list[str], relevant: bool) -> None:
-    assert is_relevant("SURFERS hang ten", answers) is relevant
 
 
 def test_passages_extend_or_replace_the_examples(tmp_path: Path) -> None:

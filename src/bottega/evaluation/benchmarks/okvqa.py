@@ -168,6 +168,7 @@ def okvqa(source: Source) -> Benchmark:
         examples(parts[1]),
         metrics=(vqa_accuracy(answers), vqa_accuracy(answers, "always-normalised")),
         prompt=LetteredPrompter(),
+        relevance="stems",
     )
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
+from urllib.parse import unquote
 
-from bottega.errors import LoadError, OnError, error_handler
+from bottega.errors import ImageError, LoadError, OnError, error_handler
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.okvqa import first_split
-from bottega.evaluation.benchmarks.tables import required
+from bottega.evaluation.benchmarks.tables import Downloads, required
 from bottega.image import path_text
 from bottega.knowledge.loaders import load_passage_lines
 from bottega.types import Example, Query
@@ -24,6 +26,7 @@ GS_TRAIN = 112_724
 GS_IDS = ("kid", "id", "passage_id")
 FILES = (".csv", ".tsv", ".gz")
 LINES = ".jsonl"
+IMAGES = "images"  # folder beside a WIT file, unpacked or in a zip archive
 SHOWN = 80
 WIT_TEXTS = {
     "page_title": "title",
@@ -36,12 +39,12 @@ WIT_TEXTS = {
 }
 FORMS = (
     "use okvqa_full_corpus.csv (kid, text), its tab-separated form (id, text), a WIT file"
-    " (.tsv or .tsv.gz), columns passage_id and passage_content, or lines of JSON (.jsonl) with"
-    " text and an optional image"
+    " (.tsv or .tsv.gz, its images in images/), columns passage_id and passage_content, or lines"
+    " of JSON (.jsonl) with text and an optional image"
 )
 
-# Returns the id and text of a row, None to skip it. Raises `LoadError`.
-Reader = Callable[[Sequence[str]], tuple[str, str] | None]
+# Returns the passage of a row, None to skip it. Raises `LoadError` and `ImageError`.
+Reader = Callable[[Sequence[str]], Query | None]
 
 
 def with_passages(
@@ -59,24 +62,16 @@ def load_passages(
 ) -> Iterator[Example]:
     """Yield passages: examples without an answer, with the query ids `GS_17` and `WIT_17`.
 
-    The path is a file, a folder of tables or a Hugging Face id. Only lines of JSON have images.
-    `train` keeps the training part of the Google Search corpus. English rows of WIT are read,
-    numbered in order, with the text of RA-VQA. Unreadable rows go to `on_error`.
+    The path is a file, a folder of tables or a Hugging Face id. `train` keeps the training part of
+    the Google Search corpus. English rows of WIT are read, numbered in order, with the text of
+    RA-VQA; if a folder `images` stands beside the file, only those with an image in it. Lines of
+    JSON may have images, too. Unreadable rows go to `on_error`.
     """
     if Path(path).suffix == LINES:
         return load_passage_lines(path, on_error=on_error)
     if Path(path).suffix in FILES:
         return _from_file(Path(path), train, on_error)
     return _from_table(str(path), train, on_error)
-
-
-def is_relevant(passage: str, answers: Iterable[str]) -> bool:
-    """Return the pseudo-relevance of OK-VQA's retrievers: the passage contains an answer.
-
-    Matching ignores case and accepts parts of words.
-    """
-    folded = passage.lower()
-    return any(answer.lower() in folded for answer in answers if answer)
 
 
 def _from_table(location: str, train: bool, on_error: OnError | None) -> Iterator[Example]:
@@ -97,18 +92,18 @@ def _from_file(path: Path, train: bool, on_error: OnError | None) -> Iterator[Ex
         delimiter = "\t" if "\t" in lines.readline() else ","
         lines.seek(0)
         rows = csv.reader(lines, delimiter=delimiter)
-        read = _reader(next(rows, []), shown, train)
+        read = _reader(next(rows, []), path, train)
         for row in _rows(rows, shown, report):
             try:
                 found = read(row)
-            except LoadError as error:
+            except (LoadError, ImageError) as error:
                 where = f"{shown}, line {rows.line_num}"
                 report(LoadError(f"{where}: {error}", hint=error.hint))
             else:
                 if found is not None:
                     # One source for all rows: line numbers would need more memory than some
                     # passages.
-                    yield Example(Query(found[1], id=found[0]), "", source=shown)
+                    yield Example(found, "", source=shown)
 
 
 @contextmanager
@@ -137,14 +132,16 @@ def _rows(
                 yield row
 
 
-def _reader(header: Sequence[str], shown: str, train: bool) -> Reader:
+def _reader(header: Sequence[str], path: Path, train: bool) -> Reader:
     columns = {name.strip(): location for location, name in enumerate(header)}
     if columns.keys() >= WIT_TEXTS.keys() | {"language"}:
-        return _Wit(columns)
+        downloads = Downloads(path.parent, FORMS)
+        has_images = "image_url" in columns and downloads.find(IMAGES)
+        return _Wit(columns, downloads if has_images else None)
     id = next((columns[name] for name in GS_IDS if name in columns), None)
     if id is None or len(columns) < 2:
         begins = ", ".join(columns)[:SHOWN] or "nothing"
-        raise LoadError(f"{shown} has unknown columns, got {begins}", hint=FORMS)
+        raise LoadError(f"{path_text(path)} has unknown columns, got {begins}", hint=FORMS)
     return _GoogleSearch(len(columns), id, train)
 
 
@@ -157,7 +154,7 @@ class _GoogleSearch:
         self._text = 0 if id else 1
         self._train = train
 
-    def __call__(self, row: Sequence[str]) -> tuple[str, str] | None:
+    def __call__(self, row: Sequence[str]) -> Query | None:
         if len(row) != self._width:
             raise LoadError(f"the row needs {self._width} columns, got {len(row)}", hint=FORMS)
         id, text = row[self._id].removeprefix("GS_"), row[self._text].strip()
@@ -170,19 +167,20 @@ class _GoogleSearch:
             )
         if self._train and int(id) >= GS_TRAIN:
             return None
-        return f"GS_{id}", text
+        return Query(text, id=f"GS_{id}")
 
 
 class _Wit:
-    """Reader of the English rows of WIT."""
+    """Reader of the English rows of WIT; with `downloads`, only those with a downloaded image."""
 
-    def __init__(self, columns: dict[str, int]) -> None:
-        self._language = columns["language"]
+    def __init__(self, columns: dict[str, int], downloads: Downloads | None) -> None:
+        self._language, self._url = columns["language"], columns.get("image_url", 0)
+        self._downloads = downloads
         self._texts = {name: columns[column] for column, name in WIT_TEXTS.items()}
         self._width = len(columns)
         self._read = 0
 
-    def __call__(self, row: Sequence[str]) -> tuple[str, str] | None:
+    def __call__(self, row: Sequence[str]) -> Query | None:
         if len(row) != self._width:
             raise LoadError(f"the row needs {self._width} columns, got {len(row)}", hint=FORMS)
         if row[self._language] != "en":
@@ -191,4 +189,16 @@ class _Wit:
         if not parts:
             raise LoadError("all text columns are empty", hint=FORMS)
         self._read += 1
-        return f"WIT_{self._read - 1}", " ".join(parts)
+        query = Query(" ".join(parts), id=f"WIT_{self._read - 1}")
+        if self._downloads is None:
+            return query
+        image = self._downloads.find(*image_names(row[self._url]))
+        return replace(query, images=(self._downloads.image(image),)) if image else None
+
+
+def image_names(url: str) -> list[str]:
+    """Return the possible paths of a downloaded image: its name is `MD5.jpg` of the URL, as in
+    RA-VQA's code, or that of the URL, also with escapes decoded."""
+    digest = hashlib.md5(url.encode(), usedforsecurity=False).hexdigest()
+    name = url.partition("?")[0].rpartition("/")[2]
+    return [f"{IMAGES}/{one}" for one in (f"{digest}.jpg", name, unquote(name)) if one]
