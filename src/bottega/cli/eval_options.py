@@ -277,9 +277,10 @@ PassagesOption = Annotated[
 RelevanceOption = Annotated[
     Relevance | None,
     Option(
-        help="When a passage counts as relevant, so that racc-swapped leaves it out: it contains "
-        "an answer, also within a word (contains), also with other endings of its words (stems), "
-        "or as whole words (words).",
+        metavar="NAME",
+        help="Rule by which racc-swapped leaves out passages that answer the question: contains "
+        "(an answer anywhere in the text), stems (also with other endings of its words) or words "
+        "(whole words).",
         show_default="stems for okvqa, else contains",
     ),
 ]
