@@ -3,9 +3,9 @@
 
 The time of each page of a gateway with 100,000 requests, 20,000 cached entries and an evaluation of
 six methods on 2,000 items: the longest load at its first opening after a start, and the median of
-five later loads by one client. And the CPU time of gateways with the console, which store no traces,
-their texts or also images, compared with one without console and traces: all run at the same time,
-requests alternate between them, and each ratio compares one round. One line per bar, held or
+five later loads by one client. And the CPU time of gateways with the console, which store no
+traces, texts or also images, compared with one without console and traces: all run at the same
+time, requests alternate between them, and each ratio compares one round. One line per bar, held or
 MISSED.
 """
 

@@ -35,9 +35,9 @@ def test_seeds_are_compared_by_question(tmp_path: Path) -> None:
         rows = [{"method": method, "correct": list(map(bool, values))} for method in METHODS]
         file = tmp_path / f"{name.replace(' ', '-')}-seed-{seed}.json"
         file.write_text(json.dumps({"rows": rows}))
-    rows = [row for row in compare(tmp_path, "a b", "c") if row["method"] == "racc"]
-    assert [row["seed"] for row in rows] == [0, 2, "all"]
-    assert [row["value"] for row in rows] == [0.5, 0.0, 0.25]
-    low, high = rows[2]["low"], rows[2]["high"]
+    compared = [row for row in compare(tmp_path, "a b", "c") if row["method"] == "racc"]
+    assert [row["seed"] for row in compared] == [0, 2, "all"]
+    assert [row["value"] for row in compared] == [0.5, 0.0, 0.25]
+    low, high = compared[2]["low"], compared[2]["high"]
     assert isinstance(low, float) and isinstance(high, float)
     assert 0 <= low < 0.25 < high <= 0.5

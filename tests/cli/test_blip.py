@@ -170,8 +170,8 @@ def test_another_tokenizer_is_refused(run: Run, models: dict[str, Path], tmp_pat
     assert not Path("store").exists()
     assert run(*build, *name[1:]).code == 0
     asking = ("ask", "Where is Rome?", "--kb", "kb.db", *racc, "--traces", "asked.db")
-    for command in (evaluation, asking):
-        refused = run(*command, "--store", "store")
+    for arguments in (evaluation, asking):
+        refused = run(*arguments, "--store", "store")
         assert (refused.code, expected in refused.err) == (1, True)
         # Not even another method has answered.
         assert refused.out == "" and not Path("out.json").exists()
