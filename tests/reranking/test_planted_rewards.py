@@ -14,8 +14,8 @@ from statistics import fmean
 import pytest
 
 from bottega.reranking import RewardValue
+from bottega.reranking.monte_carlo_tree import MonteCarloTree
 from bottega.reranking.selection import sample_by_score
-from bottega.reranking.tree_search import MonteCarloTree
 from bottega.types import Answer, Candidate, Example, Query
 
 COUNT, DEPTH, GOOD, NOISE, WORLDS = 20, 3, 4, 0.2, 150

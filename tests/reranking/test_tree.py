@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
+from bottega.reranking.monte_carlo_tree import MonteCarloTree, TreeNode
 from bottega.reranking.rewards import RewardValue, Variant
-from bottega.reranking.tree_search import MonteCarloTree, TreeNode
 from bottega.types import Answer, Candidate
 from tests.builders import example
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,10 +12,13 @@ from hypothesis import strategies as st
 
 from bottega.errors import SettingError
 from bottega.generation import ScriptedGenerator
-from bottega.reranking import BudgetedGenerator, RewardValue
+from bottega.reranking import BudgetedGenerator, EnsembleReward, MutualReward, RewardValue
 from bottega.types import Answer, Candidate, Prompt, Query, Reply, Sampling
 from tests.reranking.tiny_search import (
+    PARSE,
+    PROMPT,
     QUERY,
+    REWARD,
     SHORT,
     candidates,
     leaf_at,
@@ -26,10 +30,12 @@ from tests.reranking.tiny_search import (
     repeated,
 )
 
+ENSEMBLE = EnsembleReward(PROMPT, PARSE, shots=3, n=16)
+
 
 @given(
-    max_calls=st.none() | st.integers(1, 130),
-    max_tokens=st.none() | st.integers(200, 30_000),
+    max_calls=st.none() | st.integers(13, 130),
+    max_tokens=st.none() | st.integers(1_000, 30_000),
     parallel=st.integers(1, 5),
     count=st.integers(0, 8),
     k=st.integers(0, 4),
@@ -73,13 +79,48 @@ async def test_a_budget_is_spent_on_complete_branches(
     assert found.tree.root.visits == judged
 
 
-@pytest.mark.parametrize(("max_calls", "shown"), [(1, []), (3, ["0", "1", "2"])])
-async def test_nearest_answer_wins_without_rewards(max_calls: int, shown: list[str]) -> None:
-    search = rcts(ScriptedGenerator(opinion), max_calls=max_calls)
+@pytest.mark.parametrize(
+    ("settings", "least"),
+    [
+        # Three answers and 10 probes of up to 16 tokens; with one rollout there are two answers.
+        ({"max_calls": 12}, "13 completions"),
+        ({"max_calls": 1, "rollouts": 1}, "12 completions"),
+        ({"max_tokens": 13 * 16 - 1}, "208 tokens"),
+        ({"max_calls": 18, "reward": ENSEMBLE}, "19 completions"),
+        ({"max_calls": 27, "reward": MutualReward(PROMPT, PARSE, variant="released")}, "28 "),
+    ],
+)
+def test_a_budget_smaller_than_one_rollout_is_refused(settings: dict[str, Any], least: str) -> None:
+    with pytest.raises(SettingError, match=f"smaller than one rollout.* needs {least}"):
+        rcts(ScriptedGenerator([]), **settings)
+
+
+async def test_no_request_is_sent_if_the_prompts_exceed_the_budget() -> None:
+    """Prompts are unknown at construction: there the tokens of 13 completions suffice."""
+    model = ScriptedGenerator(opinion)
+    search = rcts(model, max_tokens=13 * 16)
+    with pytest.raises(SettingError, match="max_tokens is a budget smaller than one rollout"):
+        await search.search(QUERY, candidates(3), 2)
+    assert model.calls == []
+
+
+async def test_nearest_answer_wins_without_rewards() -> None:
+    """The cost of a reward without the attribute `cost` is unknown."""
+
+    async def reward(
+        query: Query,
+        answer: Answer,
+        candidates: Sequence[Candidate],
+        budgeted: BudgetedGenerator,
+        /,
+    ) -> RewardValue:
+        return await REWARD(query, answer, candidates, budgeted)
+
+    search = rcts(ScriptedGenerator(opinion), reward=reward, max_calls=3)
     found = await search.search(QUERY, candidates(20), 3)
-    assert names(found.shown) == shown
+    assert names(found.shown) == ["0", "1", "2"]
     assert found.tree is not None
-    assert (found.tree.ended, found.tree.requests) == ("budget", max_calls)
+    assert (found.tree.ended, found.tree.requests) == ("budget", 3)
 
 
 async def test_low_cost_branch_does_not_lower_the_expected_cost() -> None:
@@ -148,12 +189,6 @@ async def test_batch_without_full_rewards_ends_search() -> None:
     tree = (await search.search(QUERY, candidates(20), 2)).tree
     assert tree is not None
     assert (tree.ended, tree.root.visits, tree.calls) == ("budget", 1, 7)
-
-
-async def test_budget_without_any_answer_is_an_error() -> None:
-    with pytest.raises(SettingError) as raised:
-        await rcts(ScriptedGenerator(opinion), max_tokens=20).search(QUERY, candidates(3), 2)
-    assert "max_tokens" in raised.value.hint
 
 
 class DelayedGenerator(ScriptedGenerator):

@@ -83,7 +83,10 @@ class SearchLimits:
         shots: int,
         sampling: Sampling,
     ) -> TreeSearch:
-        """Return the search of RCTS within these limits."""
+        """Return the search of RCTS within these limits. Raises `SearchError` if the tokens do not
+        allow one rollout."""
+        if self.tokens is not None and self.tokens < self.rollout_calls * sampling.max_tokens:
+            raise _too_small()
         reward: RewardFunction = default_reward(prompt, parse, sampling=sampling)
         if self.brief:
             reward = EnsembleReward(

@@ -15,11 +15,13 @@ from bottega.reranking.rewards import (
     RewardFunction,
     RewardValue,
     checked_reward,
+    most_cost,
 )
 from bottega.reranking.search_budget import (
     BudgetedGenerator,
     ReservedCost,
     check_budget,
+    check_rollout,
     gather_affordable,
     gather_all,
 )
@@ -88,6 +90,9 @@ class FlatSearch:
     def __post_init__(self) -> None:
         check_count("branches", self.branches)
         check_budget(self.max_calls, self.max_tokens)
+        reward = most_cost(self.reward)
+        needed = ReservedCost(1 + reward.calls, self.sampling.max_tokens + reward.tokens)
+        check_rollout(self.max_calls, self.max_tokens, needed)
         if self.sequences not in get_args(Sequences):
             raise SettingError(
                 f"unknown sequences, got {self.sequences!r}",

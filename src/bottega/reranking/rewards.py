@@ -9,7 +9,7 @@ from typing import Literal, Protocol, get_args
 from bottega._util.identity import query_rng
 from bottega.errors import SettingError, check_count, check_fraction
 from bottega.protocols import Candidates, Parser, Prompter
-from bottega.reranking.search_budget import BudgetedGenerator, gather_all
+from bottega.reranking.search_budget import BudgetedGenerator, ReservedCost, gather_all
 from bottega.reranking.selection import sample_by_score
 from bottega.types import Answer, Candidate, Example, Prompt, Query, Sampling
 
@@ -47,7 +47,8 @@ class RewardFunction(Protocol):
     """Function that rewards an answer to a query.
 
     `candidates` are the retrieved examples, nearest first. Errors of `generator` pass through: a
-    failed request yields no reward, not a reward of 0.
+    failed request yields no reward, not a reward of 0. If it has an attribute `cost`, see
+    `most_cost`.
     """
 
     async def __call__(
@@ -76,6 +77,10 @@ class SelfConsistencyReward:
     def __post_init__(self) -> None:
         check_count("n", self.n)
         check_variant(self.variant)
+
+    @property
+    def cost(self) -> ReservedCost:
+        return ReservedCost(self.n, self.n * self.sampling.max_tokens)
 
     async def __call__(
         self, query: Query, answer: Answer, candidates: Candidates, generator: BudgetedGenerator, /
@@ -117,6 +122,15 @@ class MutualReward:
         check_count("samples", 1 if self.samples is None else self.samples)
         check_variant(self.variant)
 
+    @property
+    def cost(self) -> ReservedCost:
+        calls = self.n * self._samples
+        return ReservedCost(calls, calls * self.sampling.max_tokens)
+
+    @property
+    def _samples(self) -> int:
+        return self.samples or (5 if self.variant == "released" else 1)
+
     async def __call__(
         self, query: Query, answer: Answer, candidates: Candidates, generator: BudgetedGenerator, /
     ) -> RewardValue:
@@ -133,8 +147,7 @@ class MutualReward:
     async def _right(self, shown: Example, example: Example, generator: BudgetedGenerator) -> float:
         query = _with_choices(example, shown.query)
         prompt = self.prompt(query, [Candidate(shown, 1.0)])
-        samples = self.samples or (5 if self.variant == "released" else 1)
-        reply = await generator.generate(prompt, replace(self.sampling, n=samples))
+        reply = await generator.generate(prompt, replace(self.sampling, n=self._samples))
         option = (example.answer,) if example.answer in query.choices else ()
         gold = Answer(example.answer, labels=example.labels or option)
         answers = [self.parse(query, one) for one in reply.completions]
@@ -158,6 +171,11 @@ class WeightedReward:
     def __post_init__(self) -> None:
         check_fraction("alpha", self.alpha)
 
+    @property
+    def cost(self) -> ReservedCost:
+        own, mutual = most_cost(self.own), most_cost(self.mutual)
+        return ReservedCost(own.calls + mutual.calls, own.tokens + mutual.tokens)
+
     async def __call__(
         self, query: Query, answer: Answer, candidates: Candidates, generator: BudgetedGenerator, /
     ) -> RewardValue:
@@ -169,6 +187,13 @@ class WeightedReward:
         if not own.available or not mutual.available:
             return replace(own if own.available else mutual, parts=parts)
         return RewardValue(self.alpha * own.value + (1 - self.alpha) * mutual.value, parts)
+
+
+def most_cost(reward: RewardFunction) -> ReservedCost:
+    """Return the most completions that one reward requests, and their tokens without those of
+    prompts: its attribute `cost`, nothing without one."""
+    cost = getattr(reward, "cost", None)
+    return cost if isinstance(cost, ReservedCost) else ReservedCost()
 
 
 async def checked_reward(
@@ -237,6 +262,10 @@ class EnsembleReward:
     def __post_init__(self) -> None:
         check_count("shots", self.shots)
         check_count("n", self.n)
+
+    @property
+    def cost(self) -> ReservedCost:
+        return ReservedCost(self.n, self.n * self.sampling.max_tokens)
 
     async def __call__(
         self, query: Query, answer: Answer, candidates: Candidates, generator: BudgetedGenerator, /

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from bottega._util.caching import SharedTask
 from bottega._util.event_loops import gather_or_cancel
-from bottega.errors import check_count
+from bottega.errors import SettingError, check_count
 from bottega.protocols import Generator
 from bottega.types import Prompt, Reply, Sampling, Usage
 
@@ -142,6 +142,19 @@ def check_budget(max_calls: int | None, max_tokens: int | None) -> None:
     for name, reserved in (("max_calls", max_calls), ("max_tokens", max_tokens)):
         if reserved is not None:
             check_count(name, reserved)
+
+
+def check_rollout(max_calls: int | None, max_tokens: int | None, needed: ReservedCost) -> None:
+    """Raise `SettingError` for a budget smaller than one rollout, which costs `needed`."""
+    limits = {"max_calls": (max_calls, needed.calls), "max_tokens": (max_tokens, needed.tokens)}
+    for name, (given, least) in limits.items():
+        if given is not None and given < least:
+            unit = name.removeprefix("max_").replace("calls", "completions")
+            raise SettingError(
+                f"{name} is a budget smaller than one rollout, got {given}: the first rollout needs"
+                f" {least} {unit}",
+                hint=f"set {name} to {least} or more, or remove it",
+            )
 
 
 async def gather_all(work: Iterable[Awaitable[T]]) -> list[T]:

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import combinations
 from math import ceil
-from random import Random
 from typing import Literal, TypeVar
 
 from bottega._util.identity import query_rng
 from bottega.errors import SettingError, check_count
 from bottega.protocols import Candidates, Generator, Parser, Prompter
+from bottega.reranking.monte_carlo_tree import MonteCarloTree, TreeNode
 from bottega.reranking.rewards import (
     AgreementFunction,
     RewardFunction,
-    RewardValue,
     Variant,
     check_variant,
     checked_reward,
     exact_agreement,
+    most_cost,
 )
 from bottega.reranking.search_budget import (
     BudgetedGenerator,
     ReservedCost,
+    check_rollout,
     gather_affordable,
     most_prompt_tokens,
 )
-from bottega.reranking.selection import LEAST_WEIGHT, check_depth, scaled
+from bottega.reranking.selection import check_depth
 from bottega.types import (
     Answer,
     Candidate,
@@ -36,202 +36,9 @@ from bottega.types import (
     Query,
     Reply,
     Sampling,
-    SearchNode,
     SearchResult,
     SearchTree,
 )
-
-EPSILON = 1e-10
-
-
-@dataclass(eq=False)
-class TreeNode:
-    """Node of the tree. `index` is that of its candidate; `value` is Q and `visits` N of the paper.
-
-    `pending` counts unfinished branches through the node.
-    """
-
-    index: int | None = None
-    parent: TreeNode | None = None
-    value: float = 0.0
-    visits: int = 0
-    pending: int = 0
-    children: list[TreeNode] = field(default_factory=list)
-    answer: Answer | None = None
-    reward: RewardValue = field(default_factory=RewardValue)
-
-    def to_root(self) -> Iterator[TreeNode]:
-        """Yield this node and its ancestors, the root last."""
-        node: TreeNode | None = self
-        while node is not None:
-            yield node
-            node = node.parent
-
-    def by_level(self) -> Iterator[TreeNode]:
-        """Yield this node and its descendants, level by level."""
-        level = [self]
-        while level:
-            yield from level
-            level = [child for node in level for child in node.children]
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """The index of each node among its siblings, from the root to this node."""
-        steps = [node.parent.children.index(node) for node in self.to_root() if node.parent]
-        return tuple(steps[::-1])
-
-    @property
-    def path(self) -> list[int]:
-        """The candidates' indices from the root to this node."""
-        return [node.index for node in self.to_root() if node.index is not None][::-1]
-
-
-class MonteCarloTree:
-    """Tree whose branches are sequences of `depth` candidates; a node has up to `width` children.
-
-    `variant` decides where the paper and the authors' released code differ:
-
-    - Eq. 6, s_i: `paper` scales the scores to 0..1 over all candidates (as eq. 5 defines s_i),
-      `released` for each sample over the candidates that are not on the path.
-    - Eq. 6, A_valid: `paper` also excludes the candidates of the parent's other children: the
-      search ends when all sequences are traversed (appendix A). `released` may repeat them.
-    - Eq. 10, Q(c): `paper` passes the new value of each node to its parent, `released` passes the
-      leaf's value to all ancestors.
-    - Eq. 11, numerator: `paper` has ln N(father) + 1, as printed, `released` ln(N(father) + 1).
-    - Node expansion (appendix A, by eq. 11): `paper` selects the node of the highest UCT,
-      `released` samples one with the UCTs as weights.
-
-    The root has no father for eq. 11: both variants first expand it to its full width, as released.
-    Until a branch is finished, eq. 11 counts it as a visit without a reward (virtual loss).
-    """
-
-    def __init__(
-        self,
-        candidates: Candidates,
-        depth: int,
-        *,
-        width: int = 3,
-        exploration: float = 0.5,
-        variant: Variant = "paper",
-        random: Random,
-    ) -> None:
-        check_count("width", width)
-        if not (math.isfinite(exploration) and exploration >= 0):
-            raise SettingError(
-                f"exploration must be finite and at least 0, got {exploration}",
-                hint="set exploration to 0.5",
-            )
-        self.root = TreeNode()
-        self.depth = min(depth, len(candidates))
-        self._candidates = candidates
-        self._width = width
-        self._exploration = exploration
-        self._released = variant == "released"
-        self._random = random
-        self._weights = scaled([one.score for one in candidates])
-
-    def greedy(self) -> TreeNode | None:
-        """Add the branch of the nearest candidates and return its leaf; None if it cannot grow."""
-        return self._grow(self.root, nearest=True) if self._is_open(self.root) else None
-
-    def sample(self) -> TreeNode | None:
-        """Add a sampled branch and return its leaf; None if the width allows no further branch.
-
-        The branch is pending until `finish` or `discard`.
-        """
-        ready = [node for node in self.root.by_level() if self._is_open(node)]
-        if not ready:
-            return None
-        if self._released and ready[0] is not self.root:
-            weights = [self.uct(node) for node in ready]
-            [chosen] = self._random.choices(ready, weights if any(weights) else None)
-        else:
-            chosen = max(ready, key=self.uct)  # of equals the one nearer to the root
-        return self._grow(chosen)
-
-    def uct(self, node: TreeNode) -> float:
-        """Return the UCT of a node (eq. 11); infinity for the root."""
-        if node.parent is None:
-            return math.inf
-        # Virtual loss: a pending branch is a visit of value 0, which spreads concurrent selections.
-        visits, above = node.visits + node.pending, node.parent.visits + node.parent.pending
-        value = node.value * node.visits / visits if node.pending else node.value
-        numerator = math.log(above + 1) if self._released else math.log(above) + 1
-        return value + self._exploration * math.sqrt(numerator / (visits + EPSILON))
-
-    def finish(self, leaf: TreeNode, reward: RewardValue) -> None:
-        """Propagate a leaf's reward to the root (eq. 10)."""
-        self._settle(leaf)
-        leaf.reward, leaf.value, leaf.visits = reward, reward.value, 1
-        propagated = leaf.value
-        for node in list(leaf.to_root())[1:]:
-            best = max(child.value for child in node.children if child.visits)
-            mean = (node.value * node.visits + propagated) / (node.visits + 1)
-            node.value = (mean + best) / 2
-            node.visits += 1
-            # The released code passes the leaf's value to all ancestors.
-            if not self._released:
-                propagated = node.value
-
-    def discard(self, leaf: TreeNode) -> None:
-        """Remove an unanswered branch."""
-        self._settle(leaf)
-        for node in list(leaf.to_root()):  # a shared ancestor still has other children
-            if node.parent is not None and not node.children:
-                node.parent.children.remove(node)
-
-    def best(self) -> TreeNode | None:
-        """Return the answered leaf with the largest sum of values from the root.
-
-        Of equals it is the first, as in the released code; the paper leaves this open.
-        """
-        leaves = [node for node in self.root.by_level() if node.answer and node.parent]
-        return max(
-            leaves, key=lambda leaf: sum(node.value for node in leaf.to_root()), default=None
-        )
-
-    def demonstrations(self, leaf: TreeNode) -> list[Candidate]:
-        return [self._candidates[index] for index in leaf.path]
-
-    def record(self, node: TreeNode) -> SearchNode:
-        candidate = None if node.index is None else self._candidates[node.index]
-        children = tuple(self.record(child) for child in node.children)
-        parts = dict(node.reward.parts)
-        return SearchNode(candidate, node.value, node.visits, children, node.answer, parts)
-
-    def _is_open(self, node: TreeNode) -> bool:
-        full = len(node.path) >= self.depth or len(node.children) >= self._width
-        return not full and bool(self._valid(node))
-
-    def _valid(self, node: TreeNode) -> list[int]:
-        taken = set(node.path)
-        if not self._released:
-            taken.update(child.index for child in node.children if child.index is not None)
-        return [index for index in range(len(self._candidates)) if index not in taken]
-
-    def _grow(self, node: TreeNode, *, nearest: bool = False) -> TreeNode:
-        """Add a branch below the node and return its leaf."""
-        while len(node.path) < self.depth:
-            valid = self._valid(node)
-            if self._released:  # s_i of eq. 6
-                weights = scaled([self._candidates[index].score for index in valid], LEAST_WEIGHT)
-            else:
-                weights = [self._weights[index] for index in valid]
-            if nearest:
-                index = valid[weights.index(max(weights))]
-            else:
-                index = self._random.choices(valid, weights)[0]
-            child = TreeNode(index, node)
-            node.children.append(child)
-            node = child
-        for above in node.to_root():
-            above.pending += 1
-        return node
-
-    def _settle(self, leaf: TreeNode) -> None:
-        for node in leaf.to_root():
-            node.pending -= 1
-
 
 T = TypeVar("T")
 
@@ -260,8 +67,9 @@ class TreeSearch:
     on their order. 1 is the paper's order.
 
     A search requests at most `max_calls` completions and `max_tokens` tokens, see
-    `BudgetedGenerator`; when the budget is spent, it returns the best branch so far. An error of
-    the generator ends the search. Called as a `Reranker` it returns only the demonstrations.
+    `BudgetedGenerator`; when the budget is spent, it returns the best branch so far. A budget
+    smaller than one rollout raises `SettingError` before a request is sent. An error of the
+    generator ends the search. Called as a `Reranker` it returns only the demonstrations.
     """
 
     generator: Generator
@@ -295,9 +103,12 @@ class TreeSearch:
         # Report invalid settings before the first query.
         self._tree(Query(""), (), 0)
         self._budgeted()
+        self._check_rollout(())
 
     async def search(self, query: Query, candidates: Candidates, k: int, /) -> SearchResult:
         check_depth(k)
+        if self.max_tokens is not None:
+            self._check_rollout((self.zero_shot(query), self.prompt(query, candidates[:k])))
         tree = self._tree(query, candidates, k)
         return await TreeSearchRun(self, tree, self._budgeted(), query, candidates).run()
 
@@ -313,6 +124,18 @@ class TreeSearch:
             variant=self.variant,
             random=query_rng(query, self.seed),
         )
+
+    def zero_shot(self, query: Query) -> Prompt:
+        """Return the prompt without demonstrations."""
+        return (self.zero_shot_prompt or self.prompt)(query, ())
+
+    def _check_rollout(self, prompts: Sequence[Prompt]) -> None:
+        """Raise `SettingError` if the budget ends before the first branch is scored. Only these
+        prompts are counted: a sufficient budget is never refused."""
+        answers, reward = 1 + min(self.rollouts, 2), most_cost(self.reward)
+        tokens = answers * self.sampling.max_tokens + sum(map(self.count, prompts))
+        needed = ReservedCost(answers + reward.calls, tokens + reward.tokens)
+        check_rollout(self.max_calls, self.max_tokens, needed)
 
     def _budgeted(self) -> BudgetedGenerator:
         return BudgetedGenerator(
@@ -340,11 +163,7 @@ class TreeSearchRun:
         ended = await self._search()
         root, budgeted = self.tree.root, self.budgeted
         best = self.tree.best() or root
-        if best.answer is None:
-            raise SettingError(
-                "the budget of the search does not allow a single answer",
-                hint="raise max_calls or max_tokens, or lower sampling.max_tokens",
-            )
+        assert best.answer is not None  # the budget allows one rollout
         prompt, reply = self.replies[best]
         record, shown = self.tree.record(root), tuple(self.tree.demonstrations(best))
         tree = SearchTree(
@@ -398,10 +217,10 @@ class TreeSearchRun:
         """Answer the nodes; return those that the budget allowed and discard the others."""
 
         async def ask(node: TreeNode) -> tuple[Prompt, Reply]:
-            build = self.how.prompt
             if node is self.tree.root:
-                build = self.how.zero_shot_prompt or build
-            prompt = build(self.query, self.tree.demonstrations(node))
+                prompt = self.how.zero_shot(self.query)
+            else:
+                prompt = self.how.prompt(self.query, self.tree.demonstrations(node))
             return prompt, await self.budgeted.generate(prompt, self.how.sampling)
 
         replies = await self._within_budget("answer", [ask(node) for node in nodes])
