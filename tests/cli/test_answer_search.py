@@ -13,9 +13,10 @@ from aiohttp import web
 from bottega.bundled import bundled_compressor, bundled_folder
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase, TokenEmbedder
+from bottega.prompting.turns import ASK_REASONING
 from bottega.recording import StoredTrace, TraceStore
 from bottega.tasks.glyphs import FactTask
-from bottega.types import Compression, Example, Query, Usage
+from bottega.types import Compression, Example, Query, SearchNode, Usage
 from tests.cli.conftest import Run
 from tests.server import Server, ok
 
@@ -55,10 +56,18 @@ def facts(
 
 
 async def copying(request: web.Request) -> web.StreamResponse:
-    """Answer like the last demonstration, else "pink"."""
+    """Answer like the last demonstration, else "pink", with reasons if the question asks for
+    them."""
     body = orjson.loads(await request.read())
     shown = [turn["content"] for turn in body["messages"] if turn["role"] == "assistant"]
-    return await ok(*[shown[-1] if shown else "pink"] * body.get("n", 1))(request)
+    reply = shown[-1] if shown else "pink"
+    if ASK_REASONING in str(body["messages"][-1]["content"]):
+        reply = f"It looks like that.\nAnswer: {reply.rpartition('Answer: ')[2]}"
+    return await ok(*[reply] * body.get("n", 1))(request)
+
+
+def leaves(node: SearchNode) -> list[SearchNode]:
+    return [leaf for child in node.children for leaf in leaves(child)] or [node]
 
 
 async def never_rewarding(request: web.Request) -> web.StreamResponse:
@@ -82,10 +91,14 @@ def test_ask_searches_for_demonstrations(run: Run, balls: None, served: Server) 
     answer: Any = done.json
     requests = served.bodies
     assert answer["answer"] in COLOURS and len(answer["demonstrations"]) == 3
-    assert answer["calls"] == sum(body.get("n", 1) for body in requests) > 10
-    assert answer["cost_usd"] == pytest.approx(12e-6 * len(requests))
+    calls = sum(body.get("n", 1) for body in requests)
+    assert answer["calls"] == calls > 10
+    spent = Usage(10 * len(requests), 2 * calls)
+    assert answer["cost_usd"] == pytest.approx(1e-6 * (spent.prompt_tokens + 2 * calls))
     trace = newest_trace()
-    assert trace.tree is not None and trace.usage == Usage(10 * len(requests), 2 * len(requests))
+    assert trace.tree is not None and trace.usage == spent
+    scored = leaves(trace.tree.root)
+    assert len(scored) == 10 and all({"self", "mutual"} == set(one.rewards) for one in scored)
     again = run(*SEARCH, "--search-calls", 13)
     assert again.out.strip() in COLOURS
     assert "show the search with bottega explain" in again.err

@@ -72,7 +72,6 @@ from bottega.knowledge.tuned_settings import tuned_for
 from bottega.naming import default_master, default_model, open_model
 from bottega.parsing import last_answer
 from bottega.pipeline import FixedRouter, Pipeline
-from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
 from bottega.recipes import share_features, visual_rag
 from bottega.recipes.visual_rag import LABEL_TOKENS
@@ -255,7 +254,7 @@ def ask(
         _note_clamped(shots, knowledge)
         share_features(generator, knowledge)
     shots = shots or (tuned.shots if tuned else ASK_SHOTS)
-    prompt = InterleavedPrompter(show_choices=False)
+    prompt = choice.prompter(generator)
     rerank = TopKReranker(tuned.order if tuned else NEAREST_LAST)
     searcher = choice.searcher(
         generator, shots=shots, prompt=prompt, parse=last_answer, rerank=rerank, sampling=sampling

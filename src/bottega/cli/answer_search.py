@@ -16,6 +16,7 @@ from bottega.cli.progress import CallCounter, progress
 from bottega.errors import SettingError
 from bottega.naming import check_torch
 from bottega.pipeline import run_sync
+from bottega.prompting import InterleavedPrompter, ReasoningPrompter
 from bottega.protocols import Generator, Parser, Prompter, Reranker, Searcher, turns_only
 from bottega.recipes import compression_searcher
 from bottega.recipes.limited_search import (
@@ -34,7 +35,8 @@ SearchOption = Annotated[
     Option(
         "--search",
         metavar="none|rcts",
-        help="rcts: select the demonstrations of --kb by a tree search, with many completions.",
+        help="rcts: select the demonstrations of --kb by a tree search, with many completions. It"
+        " asks for reasons before the answer.",
     ),
 ]
 SearchCalls = Annotated[
@@ -96,6 +98,13 @@ class SearchChoice:
     def fetch(self, shots: int) -> int:
         """Return the number of candidates to retrieve."""
         return shots if self.search == "none" else max(FETCH, shots)
+
+    def prompter(self, generator: Generator) -> Prompter:
+        """Return the prompt. A search asks for reasons, which its reward uses, unless the model
+        reads brief turns only."""
+        if self.search == "none" or turns_only(generator):
+            return InterleavedPrompter(show_choices=False)
+        return ReasoningPrompter()
 
     def check(self, has_knowledge: bool) -> None:
         """Raise `SettingError` for options that exclude or need each other."""
