@@ -71,7 +71,8 @@ def search_config(preset: Preset, benchmark: str, **settings: Any) -> SearchConf
 
     "released" are the authors' settings for `benchmark`, a spec such as "mmmu:FOLDER": their code
     where it differs from the paper, 8 branches after the first two, alpha 0.5 on MMMU, and the
-    mutual reward alone on VSR and VizWiz.
+    mutual reward alone on VSR and VizWiz. Their sampling differs: answers have temperature 0.1 and
+    top_p 0.001 (here: greedy), rewards top_p 0.9 (here: the server's default).
     """
     config = SearchConfig()
     if preset == "released":
