@@ -141,7 +141,7 @@ async def test_a_budget_is_never_exceeded(most: int) -> None:
 
 
 async def test_a_budget_for_no_answer_is_an_error_and_failures_are_not_rewards() -> None:
-    with pytest.raises(SettingError, match="smaller than one rollout.* needs 256 tokens"):
+    with pytest.raises(SettingError, match=r"smaller than one rollout.* needs 256 tokens"):
         search(ScriptedGenerator([]), "nearest", branches=4, max_tokens=255)
     with pytest.raises(SettingError, match="not allow a single answer"):
         await search(ScriptedGenerator([]), "nearest", branches=4, max_tokens=256).search(

@@ -12,7 +12,7 @@ from bottega.reranking.rewards import (
     WeightedReward,
     exact_agreement,
 )
-from bottega.reranking.search_budget import BudgetedGenerator, BudgetSpentError
+from bottega.reranking.search_budget import BudgetedGenerator, BudgetSpentError, ReservedCost
 from bottega.reranking.selection import (
     DemonstrationOrder,
     GatedReranker,
@@ -36,6 +36,7 @@ __all__ = [
     "LabelCoverageReranker",
     "MMRReranker",
     "MutualReward",
+    "ReservedCost",
     "RewardFunction",
     "RewardValue",
     "SelfConsistencyReward",
