@@ -32,6 +32,8 @@ HEAD = (
     "less top-k",
     "less rcts-random",
     "less rcts-flat",
+    "less width 3",
+    "less early stop",
     "invalid",
     "calls",
     "prompt tokens",
@@ -133,6 +135,9 @@ def _row(measured: SettingResults, config: MethodConfig) -> Iterator[str]:
         flat = replace(config, kind=kind, **OF_TREES)
         searches = config.kind in ("rcts", "rcts-flat")
         yield _format(measured.less(config, flat), signed=True) if searches else ""
+    # Of two settings: the wider tree, and the tree that does not stop early.
+    for other in (replace(config, children=3), replace(config, early_stop=True)):
+        yield _format(measured.less(config, other), signed=True)
     yield str(sum(not one.answer.valid for one in whole))
     for name in ("calls", "prompt_tokens", "completion_tokens"):
         yield f"{sum(getattr(one, name) for one in whole) / len(whole):.1f}"

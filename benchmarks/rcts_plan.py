@@ -10,6 +10,8 @@ from bottega.evaluation.benchmarks.loading import load_benchmark
 
 # More calls than `rcts` needs on average: a branch needs up to eleven, equal requests are shared.
 SAMPLES = 36
+# By rollouts: as many calls as the searches of codes need, or more.
+SAMPLES_OF_CODES = {10: SAMPLES, 27: 80, 64: 139}
 
 Kind = Literal[
     "zero-shot",
@@ -24,6 +26,7 @@ Kind = Literal[
     "rcts-flat",
 ]
 SEARCHES: tuple[Kind, ...] = ("rcts", "rcts-random", "rcts-best-of-n", "rcts-flat")
+SAMPLING: tuple[Kind, ...] = ("majority", "best-of-n")
 PAPER_SEARCHES = SEARCHES[:3]
 Rewarding = Literal["weighted", "self", "mutual", "ensemble", "oracle", "none"]
 
@@ -79,7 +82,6 @@ class MethodConfig:
     samples: int = 1
 
 
-BUDGETS = (10, 27, 64)  # rollouts
 WIDTHS = (3, 20)
 
 
@@ -88,7 +90,7 @@ def searches_of_codes() -> tuple[MethodConfig, ...]:
     draws without a tree and random ones."""
     return tuple(
         config
-        for rollouts in BUDGETS
+        for rollouts in SAMPLES_OF_CODES
         for config in (
             *(
                 MethodConfig(
@@ -132,12 +134,19 @@ SETTINGS = {
             only=(
                 MethodConfig("zero-shot"),
                 MethodConfig("top-k"),
-                MethodConfig("majority", samples=SAMPLES),
-                MethodConfig("best-of-n", samples=SAMPLES),
+                *(
+                    MethodConfig(kind, samples=samples)
+                    for samples in SAMPLES_OF_CODES.values()
+                    for kind in SAMPLING
+                ),
                 MethodConfig("rcts-best-of-n", "mutual"),
                 *searches_of_codes(),
                 MethodConfig("rcts-random", "oracle"),
                 MethodConfig("rcts-flat", "oracle"),
+                *(
+                    MethodConfig("rcts", "oracle", children=width, early_stop=False)
+                    for width in WIDTHS
+                ),
             ),
         ),
     )
