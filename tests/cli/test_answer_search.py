@@ -14,9 +14,9 @@ from bottega.bundled import bundled_compressor, bundled_folder
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase, TokenEmbedder
 from bottega.prompting.turns import ASK_REASONING
-from bottega.recording import StoredTrace, TraceStore
+from bottega.recording import StoredNode, StoredTrace, TraceStore
 from bottega.tasks.glyphs import FactTask
-from bottega.types import Compression, Example, Query, SearchNode, Usage
+from bottega.types import Compression, Example, Query, Usage
 from tests.cli.conftest import Run
 from tests.server import Server, ok
 
@@ -66,7 +66,7 @@ async def copying(request: web.Request) -> web.StreamResponse:
     return await ok(*[reply] * body.get("n", 1))(request)
 
 
-def leaves(node: SearchNode) -> list[SearchNode]:
+def leaves(node: StoredNode) -> list[StoredNode]:
     return [leaf for child in node.children for leaf in leaves(child)] or [node]
 
 
