@@ -53,7 +53,7 @@ def test_all_columns_are_stored(ledger: Ledger, file: Path) -> None:
     assert row[:15] == (*(getattr(whole, n) for n in Entry.__slots__[:13]), 0.05, 0.75)
     assert row[15:17] == (200, "more-shots:b")
     assert row[17] == f"cold start\N{REPLACEMENT CHARACTER}{'x' * (MAX_REASON - 11)}"
-    assert ledger.read("SELECT * FROM shadows") == [(6.0, "r", "ns", 0.9, 1.0, 0.0)]
+    assert ledger.read("SELECT * FROM shadows") == [(6.0, "r", "ns", 0.9, 1.0, 0.0, "")]
 
 
 def test_entries_are_written_within_half_a_second(ledger: Ledger, file: Path) -> None:

@@ -211,7 +211,7 @@ class FailingSearch(ScriptedGenerator):
 @pytest.mark.parametrize(
     ("kind", "limits", "reason", "before"),
     [
-        (SlowSearch, SearchLimits(seconds=0.1), "timeout", 8),
+        (SlowSearch, SearchLimits(seconds=0.5), "timeout", 8),
         (FailingSearch, NO_LIMIT, "failed", 8),
         (ScriptedGenerator, SearchLimits(tokens=50_000), "budget", 0),
     ],
