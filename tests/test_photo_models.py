@@ -207,6 +207,7 @@ def test_labels_of_any_text_are_copied(
     assert [ask(model, query, shown).text for query in (first, second)] == list(labels)
 
 
+@pytest.mark.slow
 def test_the_master_gives_the_classifiers_label_and_probability(
     master: TransformersGenerator,
 ) -> None:
@@ -388,6 +389,7 @@ def test_damaged_weights_are_reported(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "--force-reinstall" in raised.value.hint
 
 
+@pytest.mark.slow
 def test_stored_features_replace_encoding(
     tmp_path: Path, embedder: TowerEmbedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

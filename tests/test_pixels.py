@@ -68,6 +68,7 @@ def test_an_image_of_many_pixels_takes_little_memory(
 
 
 @pytest.mark.skipif(not PROCESS.exists(), reason="requires /proc to read the peak")
+@pytest.mark.slow
 def test_a_jpeg_of_100_megapixels_takes_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "phone.jpg"
     Pillow.new("L", (12_000, 9_000)).save(path)
@@ -216,6 +217,7 @@ def deep_tiff(side: int, photometric: int, extra: tuple[int, ...] = ()) -> bytes
 
 
 @pytest.mark.skipif(not PROCESS.exists(), reason="requires /proc to read the peak")
+@pytest.mark.slow
 def test_the_cost_of_a_deep_tiff_in_one_strip_covers_its_peak(tmp_path: Path) -> None:
     files = {"cmyk": deep_tiff(2400, 5), "rgbx": deep_tiff(2400, 2, (0,))}
     for name, data in files.items():

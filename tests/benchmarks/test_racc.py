@@ -35,6 +35,7 @@ def test_racc_variants_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.slow
 def test_missed_threshold_is_reported_and_sets_exit_status(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

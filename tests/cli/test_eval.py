@@ -72,6 +72,7 @@ def test_options_that_would_change_the_question_are_rejected(run: Run, pets: Pat
 
 
 @pytest.mark.skipif(not UCMERCED.exists(), reason="sample data are absent")
+@pytest.mark.slow
 def test_eval_on_aerial_images(run: Run) -> None:
     done = run(
         "eval", f"manyicl:{UCMERCED}", "--methods", "visual-rag,vote", "--shots", 1, "--json", "f"

@@ -137,6 +137,7 @@ def test_rounds_keep_the_order_of_the_items(run: Run, pets: Path, served: Server
 
 
 @pytest.mark.skipif(not MATHVISION.exists(), reason="sample data are absent")
+@pytest.mark.slow
 def test_a_published_benchmark_is_evaluated(run: Run, served: Server) -> None:
     served.answers = [ok("Final answer: (B)")]
     done = run(

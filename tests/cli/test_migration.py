@@ -110,6 +110,7 @@ def test_an_old_cache_keeps_the_masters_answers(folder: Path) -> None:
         assert all(example.source == "master:bundled:master" for example in cache)
 
 
+@pytest.mark.slow
 def test_an_old_run_is_reported_and_continued(run: Run, tmp_path: Path) -> None:
     folder = unpacked("run", tmp_path / "run")
     figures = json.loads((folder / "results.json").read_text())["results"]

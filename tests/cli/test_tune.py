@@ -210,6 +210,7 @@ def test_wrong_options_fail_at_once(
     assert problem in done.err
 
 
+@pytest.mark.slow
 def test_an_interrupted_change_keeps_the_old_settings(
     run: Run, colours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ async def test_bundled_model_answers_from_single_passages(facts: Benchmark) -> N
     )  # each call includes the question
 
 
+@pytest.mark.slow
 async def test_reused_passages_match_concat(facts: Benchmark) -> None:
     """The bundled model's passages barely attend to each other."""
     runs = [planned_method(name, facts, bundled()) for name in ("concat", "kv-reuse")]
