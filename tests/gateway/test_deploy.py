@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, cast
 
+import kubernetes_validate
 import pytest
 import yaml  # type: ignore[import-untyped]
 
@@ -23,6 +25,7 @@ from tests.paths import ROOT
 
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm/bottega"
+OLDEST = re.findall(r"kubeVersion: .>=([0-9]+[.][0-9]+)", (CHART / "Chart.yaml").read_text())[0]
 FULL: dict[str, Any] = {
     "valkey": {"enabled": True},
     "autoscaling": {"enabled": True},
@@ -183,20 +186,32 @@ def test_the_chart_has_the_packages_version() -> None:
     assert chart["appVersion"] == tag == version[1]
 
 
-def test_helm_renders_the_same_objects() -> None:
-    helm = program("helm")
-    subprocess.run([helm, "lint", "--strict", CHART], check=True, capture_output=True)
-    ran = subprocess.run([helm, "template", "try", CHART], capture_output=True, check=True)
-    ours = {(one["kind"], one["metadata"]["name"]): one for one in render(CHART, "try")}
+@pytest.mark.parametrize("changed", [{}, FULL], ids=["default", "full"])
+def test_helm_renders_the_same_objects(tmp_path: Path, changed: dict[str, Any]) -> None:
+    helm, values = program("helm"), tmp_path / "values.json"
+    values.write_text(json.dumps(changed))
+    arguments = [str(CHART), "--values", str(values)]
+    subprocess.run([helm, "lint", "--strict", *arguments], check=True, capture_output=True)
+    command = [helm, "template", "try", *arguments]
+    ran = subprocess.run(command, capture_output=True, check=True)
+    ours = {(one["kind"], one["metadata"]["name"]): one for one in render(CHART, "try", **changed)}
     found = [one for one in yaml.safe_load_all(ran.stdout) if one]
     assert {(one["kind"], one["metadata"]["name"]): one for one in found} == ours
 
 
+@pytest.mark.parametrize("version", [OLDEST, "1.37"])
 @pytest.mark.parametrize("changed", [{}, FULL], ids=["default", "full"])
-def test_kubernetes_schemas_accept_the_objects(changed: dict[str, Any]) -> None:
-    validator = pytest.importorskip("kubernetes_validate")
+def test_kubernetes_schemas_accept_the_objects(changed: dict[str, Any], version: str) -> None:
     for one in render(CHART, "try", **changed):
-        validator.validate(one, "1.34", strict=True)
+        assert kubernetes_validate.validate(one, version, strict=True) == version
+
+
+@pytest.mark.parametrize(("field", "value"), [("replica", 3), ("replicas", "three")])
+def test_kubernetes_schemas_reject_wrong_fields(field: str, value: object) -> None:
+    deployment = of_kind(render(CHART, "try"), "Deployment")
+    deployment["spec"][field] = value
+    with pytest.raises(kubernetes_validate.ValidationError, match=str(value)):
+        kubernetes_validate.validate(deployment, OLDEST, strict=True)
 
 
 def test_compose_shares_one_state(services: dict[str, Any]) -> None:
