@@ -1,4 +1,4 @@
-"""Actors for tests of executors, and one Ray cluster for a test session."""
+"""Actors for tests of executors."""
 
 from __future__ import annotations
 
@@ -6,30 +6,10 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-
-from bottega._util.ray_executor import RayExecutor
 from bottega.errors import EmbedderMismatchError, SettingError
-
-WORKERS = 2
-
-
-@contextmanager
-def running_ray() -> Iterator[RayExecutor]:
-    """Start a cluster of two workers; skip the test without Ray."""
-    if find_spec("ray") is None:
-        pytest.skip("ray is not installed")
-    executor = RayExecutor("ray", WORKERS)
-    try:
-        yield executor
-    finally:
-        executor.close()
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 from hypothesis import Phase, settings
 
+from bottega._util.executor import Executor, LocalExecutor
 from bottega._util.ray_executor import RayExecutor
 from tests import server
-from tests.actors import running_ray
 from tests.milvus import RunningMilvus, running_milvus
 from tests.paths import ROOT
 from tests.postgres import PostgresServer, running_postgres
+from tests.ray_clusters import RayHead, running_head, running_ray
 from tests.redis import RedisServer, running_redis
 
 # Subprocesses of tests import `tests` from any working directory.
@@ -127,7 +128,28 @@ def milvus() -> Iterator[RunningMilvus]:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[RayExecutor]:
-    """Return a Ray cluster of two workers on loopback; the test is skipped without Ray."""
-    with running_ray() as executor:
-        yield executor
+def ray_head() -> Iterator[RayHead]:
+    """Return the addresses of a running cluster; the test is skipped without Ray."""
+    with running_head() as head:
+        yield head
+
+
+@pytest.fixture(scope="session", params=["ray"])
+def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
+    """Return this process (`local`), a private Ray cluster of two workers (`ray`), or the cluster
+    of `ray_head` through its client port (`client`). A process connects to one cluster only, so
+    one fixture holds them all. The test is skipped without Ray."""
+    if request.param == "local":
+        yield LocalExecutor()
+        return
+    is_client = request.param == "client"
+    address = request.getfixturevalue("ray_head").client if is_client else "ray"
+    with running_ray(address) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def ray_cluster(executor: Executor) -> RayExecutor:
+    """Return a Ray cluster of two workers on loopback."""
+    assert isinstance(executor, RayExecutor)
+    return executor

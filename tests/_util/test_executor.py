@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 
 from bottega import errors
 from bottega._util.event_loops import for_each
-from bottega._util.executor import Executor, LocalExecutor, batched, computed_ahead
-from bottega._util.ray_executor import RETRIES, RayExecutor, check_address
+from bottega._util.executor import Executor, batched, computed_ahead
+from bottega._util.ray_executor import CONNECTIONS, RETRIES, RayExecutor, check_address, join
 from bottega.errors import (
     BatchError,
     BottegaError,
@@ -24,15 +25,13 @@ from bottega.errors import (
     SettingError,
     WorkerError,
 )
-from tests.actors import WORKERS, CountingFactory, Done, FailingFactory, LockedFactory, Work
+from tests.actors import CountingFactory, Done, FailingFactory, LockedFactory, Work
+from tests.ray_clusters import WORKERS
 
-
-@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.slow)])
-def executor(request: pytest.FixtureRequest) -> Executor:
-    if request.param == "local":
-        return LocalExecutor()
-    cluster: RayExecutor = request.getfixturevalue("ray_cluster")
-    return cluster
+SLOW = (pytest.mark.slow, pytest.mark.timeout(300))  # the first test starts the cluster
+CLUSTERS = [pytest.param(name, marks=SLOW) for name in ("ray", "client")]
+everywhere = pytest.mark.parametrize("executor", ["local", *CLUSTERS], indirect=True)
+on_clusters = pytest.mark.parametrize("executor", CLUSTERS, indirect=True)
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
@@ -45,6 +44,7 @@ def files(folder: Path, pattern: str) -> list[str]:
     return [path.name for path in folder.glob(pattern)]
 
 
+@everywhere
 async def test_each_item_gets_its_own_result(executor: Executor, tmp_path: Path) -> None:
     workers = executor.start(CountingFactory(tmp_path), concurrency=4)
     done: dict[int, Done] = {}
@@ -57,6 +57,7 @@ async def test_each_item_gets_its_own_result(executor: Executor, tmp_path: Path)
     assert {number: one.number for number, one in done.items()} == {n: n for n in range(20)}
 
 
+@everywhere
 async def test_actor_is_built_once_per_worker(executor: Executor, tmp_path: Path) -> None:
     workers = executor.start(CountingFactory(tmp_path), concurrency=4)
     done = await asyncio.gather(*(workers(Work(number)) for number in range(20)))
@@ -66,6 +67,7 @@ async def test_actor_is_built_once_per_worker(executor: Executor, tmp_path: Path
     assert {int(name.split("-")[1]) for name in files(tmp_path, "closed-*")} == processes
 
 
+@everywhere
 async def test_error_of_an_item_leaves_the_others(executor: Executor, tmp_path: Path) -> None:
     workers = executor.start(CountingFactory(tmp_path), concurrency=4)
     items = [Work(number, fails=number == 2) for number in range(5)]
@@ -78,12 +80,15 @@ async def test_error_of_an_item_leaves_the_others(executor: Executor, tmp_path: 
     assert [one.number for one in results if isinstance(one, Done)] == [0, 1, 3, 4]
 
 
+@everywhere
 async def test_error_of_a_factory_is_raised(executor: Executor) -> None:
     with pytest.raises(SettingError, match="the model does not exist") as caught:
-        await executor.start(FailingFactory(), concurrency=1)(Work())
+        async with aclosing(executor.start(FailingFactory(), concurrency=1)) as workers:
+            await workers(Work())
     assert caught.value.hint == "check its name"
 
 
+@everywhere
 async def test_cancelled_call_cancels_the_work(executor: Executor, tmp_path: Path) -> None:
     workers = executor.start(CountingFactory(tmp_path), concurrency=4)
     call = asyncio.ensure_future(workers(Work(waits=tmp_path)))
@@ -96,7 +101,7 @@ async def test_cancelled_call_cancels_the_work(executor: Executor, tmp_path: Pat
     await workers.aclose()
 
 
-@pytest.mark.slow
+@on_clusters
 async def test_killed_worker_repeats_its_item(ray_cluster: RayExecutor, tmp_path: Path) -> None:
     workers = ray_cluster.start(CountingFactory(tmp_path), concurrency=4)
     marker = tmp_path / "killed"
@@ -106,7 +111,7 @@ async def test_killed_worker_repeats_its_item(ray_cluster: RayExecutor, tmp_path
     assert len(files(tmp_path, "built-*")) > WORKERS
 
 
-@pytest.mark.slow
+@on_clusters
 async def test_item_that_kills_each_worker_fails_alone(
     ray_cluster: RayExecutor, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +123,7 @@ async def test_item_that_kills_each_worker_fails_alone(
     assert "".join(capfd.readouterr()) == ""  # Ray prints nothing
 
 
-@pytest.mark.slow
+@on_clusters
 async def test_error_that_cannot_be_pickled_keeps_its_text(
     ray_cluster: RayExecutor, tmp_path: Path
 ) -> None:
@@ -128,7 +133,7 @@ async def test_error_that_cannot_be_pickled_keeps_its_text(
     await workers.aclose()
 
 
-@pytest.mark.slow
+@on_clusters
 async def test_factory_that_cannot_be_pickled_is_rejected(
     ray_cluster: RayExecutor, tmp_path: Path
 ) -> None:
@@ -136,7 +141,7 @@ async def test_factory_that_cannot_be_pickled_is_rejected(
         ray_cluster.start(LockedFactory(tmp_path), concurrency=1)
 
 
-@pytest.mark.slow
+@on_clusters
 def test_more_workers_than_cpus_are_rejected(ray_cluster: RayExecutor) -> None:
     with pytest.raises(SettingError, match=f"has {WORKERS} CPUs, got {WORKERS + 1} workers"):
         RayExecutor("ray", WORKERS + 1)
@@ -167,6 +172,28 @@ def table(name: str) -> list[str]:
 def test_invalid_address_is_rejected(address: str) -> None:
     with pytest.raises(SettingError, match="--on must be local, ray or ray://HOST:PORT"):
         check_address(address)
+
+
+class DyingServer:
+    """Stand-in for the module `ray`: the process for a client dies a number of times."""
+
+    def __init__(self, deaths: int) -> None:
+        self.deaths, self.calls = deaths, 0
+
+    def init(self, address: str, **settings: Any) -> None:
+        self.calls += 1
+        if self.calls <= self.deaths:
+            raise ConnectionAbortedError(address)
+
+
+def test_connection_is_repeated_if_the_server_of_a_client_dies() -> None:
+    ray = DyingServer(deaths=2)
+    join(ray, "ray://host:1", {})
+    assert ray.calls == 3
+    ray = DyingServer(deaths=100)
+    with pytest.raises(ConnectionAbortedError):
+        join(ray, "ray://host:1", {})
+    assert ray.calls == CONNECTIONS
 
 
 def test_missing_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

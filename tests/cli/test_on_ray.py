@@ -15,14 +15,16 @@ from pathlib import Path
 import orjson
 import pytest
 
-from bottega._util.ray_executor import RayExecutor
+from bottega._util.ray_executor import LOOPBACK, RayExecutor
 from bottega.knowledge import KnowledgeBase
 from tests.cli.conftest import Run
 from tests.cli.test_rationales import examples, reasoning_endpoint
 from tests.knowledge.doubles import SeededEmbedder, text_example
+from tests.postgres import free_port
+from tests.ray_clusters import RayHead
 from tests.server import Server, ok, refuse
 
-SECONDS = 120
+SECONDS = 180
 DIGITS = ("eval", "digits", "--limit", "60", "--methods", "random,visual-rag,knn", "--shots", "3")
 
 
@@ -166,9 +168,9 @@ def test_drafts_cannot_be_shared_by_workers(run: Run, pets: Path) -> None:
 
 
 @contextmanager
-def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def started(folder: Path, *arguments: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start a command as a process of its own and kill it at the end."""
-    environment = {**os.environ, "BOTTEGA_TRACES": "none"}
+    environment = {**os.environ, "BOTTEGA_TRACES": "none", **variables}
     command = [sys.executable, "-m", "bottega", *arguments]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
@@ -254,3 +256,39 @@ def test_killed_process_loses_nothing(tmp_path: Path, killed: str) -> None:
         assert f"{stored} stored answers in kept are reused" in (tmp_path / "log").read_text()
     assert rounded(figures(tmp_path / "local.json")) == figures(tmp_path / "ray.json")
     assert "raylet" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("by", ["client port", "RAY_ADDRESS", "client port in RAY_ADDRESS"])
+def test_running_cluster_returns_the_local_vectors(
+    run: Run, pets: Path, tmp_path: Path, ray_head: RayHead, by: str
+) -> None:
+    on, variables = {
+        "client port": (ray_head.client, {}),
+        # Without LOOPBACK, Ray replaces 127.0.0.1 by the address of the host.
+        "RAY_ADDRESS": ("ray", {"RAY_ADDRESS": ray_head.driver, **LOOPBACK}),
+        "client port in RAY_ADDRESS": ("ray", {"RAY_ADDRESS": ray_head.client}),
+    }[by]
+    local = run("add", "local.db", pets)
+    command = ("add", "ray.db", str(pets), "--on", on, "--workers", "2")
+    with started(tmp_path, *command, **variables) as process:
+        code = process.wait(SECONDS)
+    log = (tmp_path / "log").read_text()
+    assert code == 0, log
+    assert log == local.out.replace("local.db", "ray.db")  # Ray prints nothing
+    assert vectors(Path("ray.db")) == vectors(Path("local.db"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_cluster_that_does_not_answer_is_named(pets: Path, tmp_path: Path, scheme: str) -> None:
+    pytest.importorskip("ray")
+    address = f"{scheme}127.0.0.1:{free_port()}"
+    command = ("add", "ray.db", str(pets), "--on", "ray")
+    with started(tmp_path, *command, RAY_ADDRESS=address) as process:
+        assert process.wait(SECONDS) == 2
+    log = (tmp_path / "log").read_text()
+    assert f"the Ray cluster {address} cannot be used" in log
+    assert "RAY_AUTH_TOKEN" in log

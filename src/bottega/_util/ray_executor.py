@@ -22,6 +22,7 @@ Value = TypeVar("Value")
 RAY, RAY_CLIENT = "ray", "ray://"
 CLOSE_SECONDS = 10
 RETRIES = 2  # of an item whose worker process ended
+CONNECTIONS = 4  # attempts to connect through a client port
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # The driver prints Ray's messages to standard output, except those that match.
@@ -29,6 +30,8 @@ ENVIRONMENT = {
 }
 # Bind to loopback. Ray ignores the parameter 127.0.0.1; this setting is meant for macOS.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+# Report a cluster that does not answer after half a minute. Ray would repeat that 20 times.
+ONE_ATTEMPT = {"RAY_NUM_REDIS_GET_RETRIES": "1"}
 
 
 class RayExecutor:
@@ -105,13 +108,18 @@ class RayWorkers(Generic[Item, Value]):
 
     async def _result(self, reference: Any) -> Any:
         errors = self._ray.exceptions
+        future = asyncio.wrap_future(reference.future())
         try:
-            return await reference
+            # Without the shield the future would be cancelled, and Ray's client then fails in the
+            # thread that receives all replies.
+            return await asyncio.shield(future)
         except asyncio.CancelledError:
+            future.add_done_callback(asyncio.Future.exception)  # else asyncio reports it
             self._ray.cancel(reference)
             raise
-        except errors.RayTaskError:
-            raise  # a bug in an actor: its traceback is in the message
+        except errors.RayTaskError as error:
+            # A bug in an actor: its traceback is in the message. Ray's client omits its type.
+            raise error.as_instanceof_cause() from None
         except errors.RayError as error:
             raise WorkerError(
                 f"the worker ended {RETRIES + 1} times during this item: {_first_line(error)}",
@@ -198,11 +206,11 @@ def check_address(address: str) -> None:
 
 def _connected(address: str, count: int | None) -> tuple[Any, bool]:
     """Connect to the cluster. Return the module `ray` and whether the connection is new."""
-    joins = address != RAY or bool(os.environ.get("RAY_ADDRESS"))
-    settings = ENVIRONMENT if joins else ENVIRONMENT | LOOPBACK
+    existing = address if address != RAY else os.environ.get("RAY_ADDRESS")
+    settings = ENVIRONMENT | (ONE_ATTEMPT if existing else LOOPBACK)
     for name, value in settings.items():  # read when ray is imported
         os.environ.setdefault(name, value)
-    if not joins:
+    if not existing:
         # Without a token, Ray creates ~/.ray/auth_token.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     import ray
@@ -212,17 +220,27 @@ def _connected(address: str, count: int | None) -> tuple[Any, bool]:
     logging.getLogger("ray").setLevel(logging.ERROR)
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     try:
-        if joins:
-            ray.init(None if address == RAY else address, **quiet)
+        if existing:
+            join(ray, existing, quiet)
         else:
             ray.init("local", num_cpus=count or _cpus(), include_dashboard=False, **quiet)
     except Exception as error:  # ConnectionError, RuntimeError, ValueError and others
         raise SettingError(
-            f"the Ray cluster {address} cannot be used: {_first_line(error)}",
-            hint="check the address, RAY_ADDRESS and RAY_AUTH_TOKEN; Python and Ray must have the"
-            " same versions on all machines",
+            f"the Ray cluster {existing or address} cannot be used: {_first_line(error)}",
+            hint="check the address or RAY_ADDRESS; set RAY_AUTH_MODE and RAY_AUTH_TOKEN as in the"
+            " cluster; Python and Ray must have the same versions on all machines",
         ) from error
     return ray, True
+
+
+def join(ray: Any, address: str, settings: dict[str, Any]) -> None:
+    """Connect to a cluster, again if the process that it forks for a client dies, which happens in
+    some percent of all cases (https://github.com/ray-project/ray/issues/63202)."""
+    for _ in range(CONNECTIONS - 1):
+        with suppress(ConnectionAbortedError):
+            ray.init(address, **settings)
+            return
+    ray.init(address, **settings)
 
 
 def _check_versions(ray: Any) -> None:
@@ -254,4 +272,6 @@ def _cpus() -> int:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """Return the first line, with the last one if it introduces a traceback."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{lines[0]} {lines[-1]}" if lines[0].endswith(":") else lines[0]
