@@ -33,7 +33,7 @@ def test_an_interrupted_add_says_what_it_keeps(run: Run, monkeypatch: pytest.Mon
     monkeypatch.setattr(TokenEmbedder, "embed", interrupted)
     stopped = run("add", "k.db", "questions.jsonl", "--embed", "words")
     assert (stopped.code, stopped.out) == (130, "")
-    kept = "interrupted: k.db keeps 64 of 100 examples; repeat the command to add the rest\n"
+    kept = "interrupted: 64 of 100 examples are done; repeat the command to add the rest to k.db\n"
     assert stopped.err == kept
     again = run("add", "k.db", "questions.jsonl", "--embed", "words")
     assert "36 added, 64 were there already, 0 skipped; k.db holds 100 examples" in again.out
@@ -85,7 +85,7 @@ def stop_after(steps: int) -> Callable[..., None]:
         (
             ("import", "new.db", "exported", "--embed", "pixels"),
             *(KnowledgeBase, "import_from", stop_after(5)),
-            "new.db keeps 5 of 12 examples; repeat the command to add the rest",
+            "5 of 12 examples are done; repeat the command to add the rest to new.db",
         ),
         (
             ("export", "k.db", "there"),

@@ -11,8 +11,10 @@ import pytest
 
 from bottega.errors import RejectedError, ServerFailedError
 from bottega.gateway.completion import Fallback
+from bottega.gateway.errors import reason_of
 from bottega.gateway.ports import TierCapabilities
 from bottega.generation import ScriptedGenerator
+from bottega.openai_api.errors import RequestRejectedError
 from bottega.pipeline import FixedRouter
 from bottega.protocols import Router, Tier
 from bottega.types import Answer, Query
@@ -50,6 +52,25 @@ def test_client_gets_the_upstream_rejection(tmp_path: Path) -> None:
             raw(server, user_messages(1))
         record = server.wait(1)
         assert (record.state, record.status) == ("failed", 400)
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("context_length_exceeded", "context length exceeded"),
+        ("ctx: the prompt was 'hunter2'; fixed tier", "RequestRejectedError"),
+        ("a" * 65, "RequestRejectedError"),
+    ],
+)
+def test_free_text_of_an_upstream_is_no_reason(tmp_path: Path, code: str, shown: str) -> None:
+    rejected = RejectedError("the prompt is too long", status=400)
+    error = RequestRejectedError(rejected, "too long", {"code": code})
+    with harness(tmp_path, apprentice=ScriptedGenerator([error] * 2)) as server:
+        with pytest.raises(openai.BadRequestError) as refused:
+            raw(server, user_messages(1))
+        assert refused.value.code == code  # the client is told
+        assert server.wait(1).ledger_reason == f"failed: {shown}"
+        assert reason_of(error) == shown
 
 
 DOWN = ServerFailedError("down", status=500)

@@ -72,12 +72,19 @@ def test_dropped_view_is_missed_only_where_it_is_searched(path: str) -> None:
             assert other.views().keys() == {"text"}
             with pytest.raises(SettingError, match="only one"):
                 other.drop_view("text")
+        assert kb.add([text_example("e", "five")]).new == 1  # not stored with the dropped view
         assert kb.search(Query("b"), 1)[0].example.query.text == "b"
         with pytest.raises(SettingError, match="'keywords' does not exist"):
             kb.search(Query("two"), 1, by="keywords")
+        with KnowledgeBase.open(path, optional, namespace="a") as other:
+            other.reindex("keywords", optional["keywords"])
+        assert kb.search(Query("five"), 1, by="keywords")[0].example.query.text == "e"
+        assert kb.add([text_example("f", "six")]).new == 1
+        with KnowledgeBase.open(path, None) as other:
+            other.drop_view("keywords")
     with KnowledgeBase.open(path, optional, namespace="a") as kb:
         kb.add([text_example("c", "three")])
-        assert kb.reindex("keywords", optional["keywords"]) == 3
+        assert kb.reindex("keywords", optional["keywords"]) == 5
         assert kb.search(Query("three"), 1, by="keywords")[0].example.query.text == "c"
         kb.add([text_example("d", "four")])
         assert kb.search(Query("four"), 1, by="keywords")[0].example.query.text == "d"

@@ -112,7 +112,7 @@ def add(
 
 
 def _kept(status: Status, file: StoreLocation) -> str:
-    return f"{file} keeps {status.count('example')}; repeat the command to add the rest"
+    return f"{status.count('example')} are done; repeat the command to add the rest to {file}"
 
 
 def _check_texts_differ(embed: str, examples: Sequence[Example]) -> None:

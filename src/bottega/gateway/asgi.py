@@ -24,7 +24,7 @@ from bottega.errors import BottegaError, StoreError
 from bottega.gateway.chat import Gateway
 from bottega.gateway.completions import completions_endpoint
 from bottega.gateway.embeddings import EmbeddingsEndpoint
-from bottega.gateway.errors import CLOSING, error_response, to_api_error, unknown_model
+from bottega.gateway.errors import CLOSING, code_of, error_response, to_api_error, unknown_model
 from bottega.gateway.messages import error_body as messages_error
 from bottega.gateway.messages import messages_endpoint
 from bottega.gateway.ports import Answer, Receive, Reply, RequestRecord, Scope, Send
@@ -173,7 +173,7 @@ class ChatEndpoint:
 def note_failure(record: RequestRecord, error: Exception) -> None:
     """Record why a request failed. Log the reason, which the client may not get."""
     record.state = "failed"
-    record.reason = getattr(error, "code", None) or type(error).__name__
+    record.reason = code_of(error, getattr(error, "code", None))
     if not isinstance(error, BottegaError):
         log.error("request %s failed", record.request_id, exc_info=error)
     elif not isinstance(error, ApiError):

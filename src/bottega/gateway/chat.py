@@ -17,7 +17,7 @@ from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import ALL, Access, KeyDefaults, Limiter
 from bottega.gateway.completion import Completer
 from bottega.gateway.decode_budget import CLIENT, DecodeBudget
-from bottega.gateway.errors import to_api_error, unknown_key
+from bottega.gateway.errors import code_of, to_api_error, unknown_key
 from bottega.gateway.experiments import Experiment
 from bottega.gateway.finalization import Finalizer, ShadowRunner
 from bottega.gateway.image_fetcher import check_passed_urls
@@ -415,7 +415,7 @@ class Gateway:
                 has_failed = True
                 api_error = to_api_error(error)
                 record.state, record.status = "failed", api_error.status
-                record.reason = api_error.code or type(error).__name__
+                record.reason = code_of(error, api_error.code)
                 # The status 200 is sent already, so the error is an event of the stream.
                 yield to_event(api_error.body)
                 return

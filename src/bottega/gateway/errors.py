@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -111,9 +112,18 @@ def to_api_error(error: Exception) -> ApiError:
     return _failure(500, None, "the gateway failed; see its log")
 
 
+CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def code_of(error: Exception, code: object) -> str:
+    """Return the code of an error, or the name of its class if the code is missing or free text,
+    which an upstream may have sent."""
+    return code if isinstance(code, str) and CODE.fullmatch(code) else type(error).__name__
+
+
 def reason_of(error: Exception) -> str:
     """Return a few words about a failure, without texts of clients and upstreams."""
-    return (to_api_error(error).code or type(error).__name__).replace("_", " ")
+    return code_of(error, to_api_error(error).code).replace("_", " ")
 
 
 CLOSING = ApiError(

@@ -256,6 +256,10 @@ class Views:
     def __bool__(self) -> bool:
         return self._bare is not None or bool(self._named)
 
+    @property
+    def has_optional(self) -> bool:
+        return any(view.optional for view in self._named.values())
+
     def resolve(self, stored: Mapping[str, StoredView]) -> dict[str, View]:
         """Return the views by name, the default first. Raises if the stored vectors have other
         fingerprints."""

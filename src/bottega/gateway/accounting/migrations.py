@@ -348,6 +348,8 @@ ALTER TABLE gateway_entries ADD COLUMN reason text NOT NULL DEFAULT '';
 
 SHADOW_RETRIEVAL = """
 ALTER TABLE gateway_shadows ADD COLUMN retrieve text COLLATE "C" NOT NULL DEFAULT '';
+DROP INDEX gateway_shadows_in_order;
+CREATE INDEX gateway_shadows_in_order ON gateway_shadows (namespace, retrieve, transaction, number);
 """
 
 GATEWAY_TABLES = PostgresKind(

@@ -16,7 +16,7 @@ from bottega.errors import (
     store_of_setting,
 )
 from bottega.gateway.config.settings import Config
-from bottega.gateway.running.retrievals import EXPERIMENT, Retrievals
+from bottega.gateway.running.retrievals import VARIANT_VIEW, Retrievals
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.embedders.names import NOTE, packaged_name
 from bottega.knowledge.records import DEFAULT, StoredView
@@ -47,7 +47,7 @@ def check_cache(config: Config) -> None:
         store_of_setting(config.cache.database_setting),
         KnowledgeBase.open(location.target, None) as base,
     ):
-        views = [one for name, one in base.views().items() if not name.startswith(EXPERIMENT)]
+        views = [one for name, one in base.views().items() if not VARIANT_VIEW.fullmatch(name)]
         stored, cache = next(iter(views), None), config.cache
         if stored is None or cache.retrieve != NEAREST:
             return
@@ -78,7 +78,7 @@ def prepare_views(file: StoreLocation, retrievals: Retrievals) -> None:
     has_parts = retrievals.main.parts is not None
     name = retrievals.main.name if has_parts else NEAREST
     if prepared != name and (has_parts or DEFAULT in stored):
-        _prepare_main(file, retrievals, [one for one in stored if not one.startswith(EXPERIMENT)])
+        _prepare_main(file, retrievals, [one for one in stored if not VARIANT_VIEW.fullmatch(one)])
     try:
         _prepare_variants(file, retrievals, stored)
     except StoreReadOnlyError as error:
@@ -121,7 +121,7 @@ def _prepare_variants(
         _tag_all(file, retrievals.tagged_by)
     with KnowledgeBase.open(file.target, None) as base:
         for name in stored:
-            if name.startswith(EXPERIMENT) and name not in retrievals.views:
+            if VARIANT_VIEW.fullmatch(name) and name not in retrievals.views:
                 log.info("deleting the view %s of %s: no variant searches it", name, file)
                 base.drop_view(name)
         for name, view in missing.items():

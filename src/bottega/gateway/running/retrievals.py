@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from typing import get_args
 
 from bottega.gateway.config.settings import CacheSettings
 from bottega.gateway.config.variants import Retrieve
@@ -25,6 +27,7 @@ from bottega.retrieval import BM25Retriever, DenseRetriever, tag_keywords
 
 # Prefix of the names of views that only variants search.
 EXPERIMENT = "experiment-"
+VARIANT_VIEW = re.compile(rf"{EXPERIMENT}({'|'.join(get_args(Retrieve))})(-.*)?")
 
 
 @dataclass(frozen=True)

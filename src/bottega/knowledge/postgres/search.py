@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from bottega._util.postgres import PostgresPool
-from bottega.errors import BottegaError, StoreError
+from bottega.errors import BottegaError, SettingError, StoreError
 from bottega.knowledge.index import Metric
 from bottega.knowledge.ports import SearchScope
 from bottega.knowledge.postgres.filters import Parameters, to_condition
@@ -70,6 +70,8 @@ class PostgresSearch:
         )
 
     def views(self) -> dict[str, View]:
+        if self._views.has_optional:  # a writer must embed those that exist now
+            self._stored = self._rows.views()
         return self._with_current_views(lambda: self._views.resolve(self._stored))
 
     def check_filled(self, by: str | None) -> None:
@@ -144,7 +146,7 @@ class PostgresSearch:
         for _ in range(ATTEMPTS - 1):
             try:
                 return work()
-            except StoreError:
+            except (StoreError, SettingError):
                 if self._stored == (stored := self._rows.views()):
                     raise
                 self._stored = stored
