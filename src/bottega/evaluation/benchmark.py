@@ -28,10 +28,12 @@ class Benchmark:
 
     Without `labels`, answers are free text. `episode_of` maps the ids of items and of example
     queries to their episodes; an item may be shown examples of its own episode only. It is empty
-    without episodes. `corrupted_count` examples have a wrong answer; it is None without label
-    noise. The first metric compares methods. `prompt` suits the questions, None selects the model's
-    default; `rationale_prompt` replaces it where demonstrations show rationales. `order` is that of
-    demonstrations in the paper of the benchmark's figures. `reward_metric` scores answers to
+    without episodes. `passage_scores` are the benchmark's own retrieval scores, by item id and then
+    by passage id; it is empty if passages are scored by retrieval. `corrupted_count` examples have
+    a wrong answer; it is None without label noise. The first metric compares methods. `prompt`
+    suits the questions, None selects the model's default; `rationale_prompt` replaces it where
+    demonstrations show rationales. `order` is that of demonstrations in the paper of the
+    benchmark's figures. `reward_metric` scores answers to
     examples in RCTS's mutual reward; None compares them with the example's answer. With
     `needs_answers`, the examples are questions without published answers. `relevance` decides how
     a passage contains an answer (`is_relevant`).
@@ -43,6 +45,7 @@ class Benchmark:
     labels: tuple[str, ...] = ()
     multi_label: bool = False
     episode_of: Mapping[str, str] = field(default_factory=dict)
+    passage_scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     corrupted_count: int | None = None
     metrics: tuple[Metric, ...] = field(default=(Accuracy(),), compare=False)
     parse: Parser = field(default_factory=LabelParser, compare=False)
@@ -99,4 +102,6 @@ def fingerprint(data: Benchmark) -> str:
         # Two labels may look like one answer, and tags decide the episode.
         further = (labels_of(example), sorted(example.tags.items()))
         digest.update(repr((*content, *further)).encode(errors="replace"))
+        if scores := data.passage_scores.get(query.id or ""):
+            digest.update(repr(sorted(scores.items())).encode(errors="replace"))
     return digest.hexdigest()

@@ -23,9 +23,9 @@ from bottega.evaluation.searchers import (
 from bottega.evaluation.votes import Vote, knn, nearest_label, strict_vote, vote
 from bottega.parsing import most_confident, most_frequent
 
-# How demonstrations are found. "passages": with the gold passage where items name theirs and with
-# late-interaction scores, else by a search. "vectors": a classifier uses all labelled vectors and
-# shows no example.
+# How demonstrations are found. "passages": those that the benchmark scores; else the gold passage
+# and others with late-interaction scores, where items name theirs; else by a search. "vectors": a
+# classifier uses all labelled vectors and shows no example.
 Retrieval = Literal[
     "none", "search", "uniform", "balanced", "everything", "oracle", "passages", "vectors"
 ]

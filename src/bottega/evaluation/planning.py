@@ -33,6 +33,7 @@ from bottega.evaluation.retrieval import (
     nearest_retriever,
     oracle_retriever,
     pools,
+    scored_retriever,
 )
 from bottega.evaluation.retriever_factory import BY_VECTORS, RetrieverFactory
 from bottega.evaluation.searchers import SAMPLES, MethodContext
@@ -322,6 +323,8 @@ def _retriever(
         return search(data, knowledge)
     if spec.retrieval == "oracle":
         return oracle_retriever(data, seed=seed)
+    if spec.reads_passages and data.passage_scores:
+        return scored_retriever(data, seed=seed)
     if spec.reads_passages:
         return LateInteractionScorer(oracle_retriever(data, seed=seed))
     sampler: Callable[..., Retriever] = UniformSampler

@@ -31,6 +31,8 @@ from bottega.types import Candidate, Example, Query
 EXCLUDE: Exclude = "same-image"
 EXCLUSION_RULE = f"Demonstrations exclude {DESCRIPTIONS[EXCLUDE]}."
 
+UNSCORED = 0.0  # score of a passage for which a benchmark has none
+
 
 class ExamplePool:
     """Examples in memory with the interface that the random retrievers need."""
@@ -93,6 +95,29 @@ class OracleRetriever:
         return [Candidate(example, 0.0) for example in self._pool.get_many(chosen)]
 
 
+class ScoredPassageRetriever:
+    """Retriever of the passages that have a score for the query, in a random order.
+
+    `scores` maps query ids to scores by passage id. If more than k passages have one, those with
+    the highest remain; if fewer, random others with score 0 are added. The query seeds both.
+    """
+
+    def __init__(
+        self, pool: LabelledPool, scores: Mapping[str, Mapping[str, float]], *, seed: int
+    ) -> None:
+        self._pool, self._scores, self._seed = pool, scores, seed
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        scores = self._scores[str(query.id)]
+        rng = random.Random(f"{self._seed}:{query.id}")
+        chosen = sorted(scores, key=lambda id: scores[id], reverse=True)[:k]
+        others = [id for id in self._pool.ids() if id not in scores]
+        chosen += rng.sample(others, min(k - len(chosen), len(others)))
+        rng.shuffle(chosen)
+        found = zip(chosen, self._pool.get_many(chosen), strict=True)
+        return [Candidate(example, scores.get(id, UNSCORED)) for id, example in found]
+
+
 def gold_passages(data: Benchmark) -> dict[str, str]:
     """Map query ids to the ids of the passages that answer them."""
     return {id: item.tags["passage"] for id, item in index_by_id(data.items).items()}
@@ -103,6 +128,15 @@ def oracle_retriever(data: Benchmark, *, seed: int) -> Retriever:
     gold = gold_passages(data)
     by_episode = {
         episode: OracleRetriever(pool, gold, seed=seed)
+        for episode, pool in episode_pools(data).items()
+    }
+    return EpisodeRetriever(data.episode_of, by_episode)
+
+
+def scored_retriever(data: Benchmark, *, seed: int) -> Retriever:
+    """Return a `ScoredPassageRetriever` over the passages of each episode."""
+    by_episode = {
+        episode: ScoredPassageRetriever(pool, data.passage_scores, seed=seed)
         for episode, pool in episode_pools(data).items()
     }
     return EpisodeRetriever(data.episode_of, by_episode)

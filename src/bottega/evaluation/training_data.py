@@ -6,7 +6,7 @@ import asyncio
 import random
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bottega.compression.objective import TrainingExample
 from bottega.errors import SettingError
@@ -14,7 +14,11 @@ from bottega.evaluation.benchmark import Benchmark, is_relevant
 from bottega.evaluation.examples import is_passage, names_passages
 from bottega.evaluation.image_limits import HINT as IMAGES_HINT
 from bottega.evaluation.image_limits import most_images
-from bottega.evaluation.retrieval import bundled_token_embedder, late_interaction_score
+from bottega.evaluation.retrieval import (
+    UNSCORED,
+    bundled_token_embedder,
+    late_interaction_score,
+)
 from bottega.generation.loaded import LoadedModel
 from bottega.protocols import MultiVectorEmbedder, Retriever, Vectors
 from bottega.types import Candidate, Example
@@ -56,7 +60,8 @@ class GoldPassageSampler(TrainingSampler):
 
     The gold passage appears among others of its episode, with late-interaction scores as for
     `concat` and `racc` in `bottega eval`. In a share of `hard` examples, the first others share a
-    tag with the gold passage (in facts, the name and the relation).
+    tag with the gold passage (in facts, the name and the relation). With the benchmark's own
+    `scores` (`Benchmark.passage_scores`), all scored passages of an item appear with these.
     """
 
     def __init__(
@@ -69,14 +74,18 @@ class GoldPassageSampler(TrainingSampler):
         hard: float = 0.5,
         batch: int = 32,
         tokens: MultiVectorEmbedder | None = None,
+        scores: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         super().__init__(items, seed=seed, batch=batch)
-        self.hard, self.shots = hard, shots
+        self.hard, self.shots, self._scores = hard, shots, scores or {}
         self._passages = {str(one.query.id): one for one in passages}
         self._episodes: defaultdict[str, list[Example]] = defaultdict(list)
         for one in passages:
             self._episodes[one.tags.get(EPISODE, "")].append(one)
         _check(items, passages, min(map(len, self._episodes.values()), default=0), shots)
+        if self._scores:
+            _check_scores(self._scores, shots)
+            return
         embed = tokens or bundled_token_embedder()
         self._questions = _by_identity(items, embed.embed_queries([one.query for one in items]))
         self._documents = _by_identity(
@@ -85,10 +94,12 @@ class GoldPassageSampler(TrainingSampler):
 
     def make_example(self, item: Example, rng: random.Random) -> TrainingExample:
         gold = self._passages[item.tags["passage"]]
-        others = [one for one in self._episodes[gold.tags.get(EPISODE, "")] if one is not gold]
-        shown = [gold]
+        scored = self._scores.get(str(item.query.id), ())
+        shown = [self._passages[id] for id in scored] or [gold]
+        episode = self._episodes[gold.tags.get(EPISODE, "")]
+        others = [one for one in episode if not _contains(shown, one)]
         if rng.random() < self.hard:
-            shown += self._similar(gold, others, rng)
+            shown += self._similar(gold, others, self.shots - len(shown), rng)
         others = [one for one in others if not _contains(shown, one)]
         shown += rng.sample(others, self.shots - len(shown))
         rng.shuffle(shown)
@@ -101,17 +112,19 @@ class GoldPassageSampler(TrainingSampler):
         )
 
     def _similar(
-        self, gold: Example, others: Sequence[Example], rng: random.Random
+        self, gold: Example, others: Sequence[Example], most: int, rng: random.Random
     ) -> list[Example]:
         found: list[Example] = []
         for tag, value in gold.tags.items():
             similar = [one for one in others if one.tags.get(tag) == value and tag != EPISODE]
             unused = [one for one in similar if not _contains(found, one)]
-            if unused and len(found) + 1 < self.shots:
+            if unused and len(found) < most:
                 found.append(rng.choice(unused))
         return found
 
     def _score(self, item: Example, passage: Example) -> float:
+        if self._scores:
+            return self._scores[str(item.query.id)].get(str(passage.query.id), UNSCORED)
         return late_interaction_score(self._questions[id(item)], self._documents[id(passage)])
 
 
@@ -246,6 +259,14 @@ def _by_identity(examples: Sequence[Example], rows: Sequence[Vectors]) -> dict[i
 def _contains(examples: Sequence[Example], one: Example) -> bool:
     """Compare by object identity: comparing texts and images is slow."""
     return any(one is other for other in examples)
+
+
+def _check_scores(scores: Mapping[str, Mapping[str, float]], shots: int) -> None:
+    if (most := max(map(len, scores.values()))) > shots:
+        raise SettingError(
+            f"shots must be at least the number of scored passages ({most}), got {shots}",
+            hint=f"set shots to {most} or more",
+        )
 
 
 def _check(

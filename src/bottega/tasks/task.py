@@ -97,13 +97,15 @@ class TaskData:
 
     `labels` are the valid answers of items without choices; empty allows any text. `episode_of`
     maps the id of each example and item to its episode: an item may use examples of its own episode
-    only. An empty mapping means one knowledge base for all items.
+    only. An empty mapping means one knowledge base for all items. `passage_scores` are a task's own
+    retrieval scores, by item id and then by passage id.
     """
 
     knowledge: tuple[Example, ...]
     items: tuple[Example, ...]
     labels: tuple[str, ...] = ()
     episode_of: Mapping[str, str] = field(default_factory=dict)
+    passage_scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 class RandomSources:

@@ -69,16 +69,17 @@ def explicit_spec(spec: str, rationales: str = "none") -> str:
 
 # Python refuses to parse thousands of digits; no option needs more than a billion.
 MAX_DIGITS = 9
+DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 LOCATION = re.compile(r"(.*?)(?:,(\s*\w+\s*=.*))?", re.DOTALL)
 
 
 def read_options(
-    kind: str, options: str | None, defaults: Mapping[str, int | str]
-) -> dict[str, int | str]:
+    kind: str, options: str | None, defaults: Mapping[str, float | str]
+) -> dict[str, float | str]:
     """Return the given options, each with its default's type. Raises `SettingError`."""
     listed = ", ".join(f"{name}={value}" for name, value in defaults.items())
     hint = f"options of {kind} and their defaults: {listed}"
-    chosen: dict[str, int | str] = {}
+    chosen: dict[str, float | str] = {}
     for part in [] if options is None else options.split(","):
         name, _, value = (text.strip() for text in part.partition("="))
         if not part.strip():
@@ -96,6 +97,8 @@ def read_options(
             raise SettingError(
                 f"{name} must have at most {MAX_DIGITS} digits, got {len(value)}", hint=hint
             )
+        elif isinstance(defaults[name], float) and DECIMAL.fullmatch(value):
+            chosen[name] = float(value)
         elif value.isascii() and value.isdigit():
             chosen[name] = int(value)
         else:

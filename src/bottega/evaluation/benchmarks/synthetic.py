@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bottega.tasks.task import TaskData
 
 
-SYNTHETIC = ("glyphs", "attributes", "rules", "facts", "codes")
+SYNTHETIC = ("glyphs", "attributes", "rules", "facts", "codes", "contradictions")
 
 
 def synthetic(source: Source) -> Benchmark:
@@ -30,6 +30,7 @@ def synthetic(source: Source) -> Benchmark:
         task.items,
         task.labels,
         episode_of=task.episode_of,
+        passage_scores=task.passage_scores,
     )
 
 
@@ -47,8 +48,9 @@ def _maker(kind: str) -> Any:
     with needs_extra("local"):
         from bottega.tasks.attributes import AttributeTask
         from bottega.tasks.codes import CodeTask
+        from bottega.tasks.contradictions import ContradictionTask
         from bottega.tasks.glyphs import FactTask, GlyphTask
         from bottega.tasks.rules import RuleTask
 
-        makers = (GlyphTask, AttributeTask, RuleTask, FactTask, CodeTask)
+        makers = (GlyphTask, AttributeTask, RuleTask, FactTask, CodeTask, ContradictionTask)
         return dict(zip(SYNTHETIC, makers, strict=True))[kind]
