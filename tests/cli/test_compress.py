@@ -189,6 +189,15 @@ def test_training_reads_retrieved_passages(
     assert load(tmp_path / "own").racc.config.prompting == "appended"
 
 
+def test_training_shows_all_passages_that_the_benchmark_scores(
+    run: Run, write_config: Callable[..., Path]
+) -> None:
+    task = "benchmark=contradictions:queries=2,episodes=1,passages=4"
+    done = run("compress", "train", write_config(), "--set", task)
+    assert done.code == 2
+    assert "shots must be at least the number of scored passages (4), got 3" in done.err
+
+
 @pytest.mark.parametrize(
     ("top", "rest", "expected", "hint"),
     [

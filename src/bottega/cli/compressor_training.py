@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, fields, replace
+from functools import partial
 from types import FrameType
 
 import numpy as np
@@ -136,13 +137,17 @@ def _training_examples(
     items, held_out = split_validation(questions, settings.validate, settings.seed)
     seed, shots, batch = settings.seed, settings.shots, settings.batch
     if names_gold_passages(questions, passages):
-        hard = settings.hard_negatives
+        sample = partial(
+            GoldPassageSampler,
+            passages=passages,
+            seed=seed,
+            shots=shots,
+            hard=settings.hard_negatives,
+            batch=batch,
+            scores=data.passage_scores,
+        )
         with waiting("reading questions and passages"):
-            samplers = [
-                GoldPassageSampler(part, passages, seed=seed, shots=shots, hard=hard, batch=batch)
-                for part in (items, held_out)
-                if part
-            ]
+            samplers = [sample(part) for part in (items, held_out) if part]
         yield samplers[0], samplers[-1].of(held_out)
         return
     searched = replace(data, knowledge=passages, items=questions)
