@@ -48,7 +48,7 @@ SEED = 30_000  # of the first training; evaluation uses SEEDS
 PASSAGES, BATCH, CALIBRATION = 2, 32, 512
 MAX_TOKENS = 24  # tokens of a reply; answers have fewer
 TRAINING = TrainingConfig(
-    steps=120,
+    steps=80,
     learning_rate=3e-4,
     warmup_steps=10,
     weight_decay=0.0,
@@ -171,7 +171,7 @@ class Experiment:
     work: Path
     names: Sequence[str] = tuple(VARIANTS)
     seeds: Sequence[int] = SEEDS
-    limit: int = 300
+    limit: int = 150
     training: TrainingConfig = TRAINING
 
     def measure(self) -> None:
