@@ -169,7 +169,7 @@ def test_custom_jsonl_data_are_evaluated(run: Run, served: Server) -> None:
     [row] = orjson.loads(Path("f").read_bytes())["results"]
     assert (done.code, row["value"], row["invalid"]) == (0, 0.5, 0)
     assert "choices of each question" in done.out
-    assert "1 unreadable examples are excluded" in done.out
+    assert "1 unreadable example is excluded" in done.out
     assert "(C) 6" in str(served.bodies[0])
     assert run("eval", "jsonl:free", *options).code == 0
     assert "short phrase" in str(served.bodies[-1])

@@ -12,6 +12,7 @@ from PIL import Image as Pillow
 
 from bottega import KnowledgeBase, TokenEmbedder, load_image_folder
 from bottega.cli import tune as tune_command
+from bottega.evaluation.tuning import Setting, Trial, select
 from bottega.knowledge import PixelEmbedder
 from bottega.knowledge.tuned_settings import TunedSettings
 from tests.cli.conftest import Ran, Run
@@ -274,3 +275,11 @@ def test_logistic_regression_is_compared_with_the_choice(run: Run, colours: Path
     found = tuned(run(*command, "--json"))
     assert found["logreg"]["value"] == 1.0 and found["logreg"]["difference"]["value"] == 0.0
     assert "logreg, a logistic regression on the vectors of pixels: 1.000" in run(*command).out
+
+
+def test_the_decision_states_the_p_value() -> None:
+    none, some = (False,) * 12, (True,) * 4 + (False,) * 8
+    found = select([Trial(Setting("pixels", 1), none), Trial(Setting("bundled", 1), some)])
+    assert found.gain.low > 0
+    assert not found.is_change
+    assert "McNemar's p 0.125, may be due to chance" in tune_command._decision(found)

@@ -101,7 +101,7 @@ from bottega.cli.options import (
     parse_numbers,
     parse_stop,
 )
-from bottega.cli.output import SkippedExamples, note, noting_interruption, say, waiting
+from bottega.cli.output import SkippedExamples, note, noting_interruption, plural, say, waiting
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import (
@@ -386,7 +386,7 @@ def _compare(
             note_rationales(explained, runs)
             report_failures(store, out)
     if skipped:
-        say(f"{skipped} unreadable examples are excluded")
+        say(f"{plural(skipped, 'unreadable example')} {'is' if skipped == 1 else 'are'} excluded")
     if limits.is_spent:
         say(
             f"{limits}; repeat the command with a larger --budget to "

@@ -146,10 +146,12 @@ def _note_doubtful_labels(knowledge: KnowledgeBase, file: StoreLocation) -> None
 
 
 def _added_text(added: AddResult, skipped: SkippedExamples, file: str, total: int) -> str:
-    return (
-        f"{added.new} added, {added.duplicates} were there already, {len(skipped)} skipped;"
-        f" {file} holds {plural(total, 'example')}"
-    )
+    parts = [f"{added.new} added"]
+    if count := added.duplicates:
+        parts.append(f"{count} {'was' if count == 1 else 'were'} there already")
+    if skipped:
+        parts.append(f"{len(skipped)} skipped")
+    return f"{', '.join(parts)}; {file} holds {plural(total, 'example')}"
 
 
 Ids = Annotated[list[str], Argument(metavar="ID", help="Ids, or their beginnings, as shown by ls.")]

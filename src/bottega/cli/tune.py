@@ -98,9 +98,9 @@ def tune(
 
     A sample of the labelled images is classified, each by the other examples. Embedders are
     compared by the vote of the nearest examples; shots and orders by the model, with the best
-    embedder. A setting replaces the current one only if its gain is clear (95 % interval above 0, p
-    below 0.05), estimated on images that did not select it. If the embedder changes, all examples
-    are embedded again. The other commands use the stored shots and order by default."""
+    embedder. A setting replaces the current one only if its gain is clear (95 % interval above 0,
+    McNemar's p below 0.05), estimated on images that did not select it. If the embedder changes,
+    all examples are embedded again. The other commands use the stored shots and order by default."""
     names = _checked_options(method, model, embed)
     kept = f"{file} is unchanged; repeat the command, or set a smaller --sample"
     with (
@@ -248,7 +248,10 @@ def _report(result: Tuning, file: str, seed: int, dry_run: bool) -> None:
         f"\nchosen: {setting.embedder}, {plural(setting.shots, 'shot')}, {setting.order};"
         f" {done if result.is_change else 'nothing changes'}"
     )
-    note("gains are estimated on images that did not select the setting; the rows are optimistic")
+    note(
+        "the rows are optimistic: their images also select the setting; a gain is nested: each"
+        " image is answered by the best setting of the other folds"
+    )
 
 
 def _print_trials(
@@ -273,7 +276,11 @@ def _decision(found: Selection) -> str:
         return "the current setting is the best"
     if found.is_change:
         return f"the best replaces the current setting: gain {interval}"
-    return f"the current setting stays: the gain of the best, {interval}, may be due to chance"
+    return (
+        f"the current setting stays: the gain of the best, {interval}, McNemar's p"
+        f" {found.p_value:.3f}, may be due to chance (a change needs an interval above 0 and p"
+        " below 0.05)"
+    )
 
 
 def _interval(estimate: Estimate, sign: str = "") -> str:
