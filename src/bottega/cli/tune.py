@@ -100,7 +100,8 @@ def tune(
     compared by the vote of the nearest examples; shots and orders by the model, with the best
     embedder. A setting replaces the current one only if its gain is clear (95 % interval above 0,
     McNemar's p below 0.05), estimated on images that did not select it. If the embedder changes,
-    all examples are embedded again. The other commands use the stored shots and order by default."""
+    all examples are embedded again. The other commands use the stored shots and order by
+    default."""
     names = _checked_options(method, model, embed)
     kept = f"{file} is unchanged; repeat the command, or set a smaller --sample"
     with (
