@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from bottega.gateway.accounting.ledger import Entry, Ledger
-from bottega.ui.charts import HEIGHT, nice_limit, stacked_bars
+from bottega.ui.charts import HEIGHT, WIDTH, nice_limit, stacked_bars
 from bottega.ui.overview import PERIODS, statistics
 from bottega.ui.pages import format_percent
 from tests.gateway.gateways import ask
@@ -73,6 +73,7 @@ def test_bars_are_stacked_to_their_sum() -> None:
         assert upper.y + upper.height == pytest.approx(lower.y, abs=0.02)
     assert min(bar.y for bar in chart.bars) >= 0
     assert max(bar.y + bar.height for bar in chart.bars) <= HEIGHT
+    assert max(bar.x + bar.width for bar in chart.bars) <= WIDTH
     assert [total for _, _, total in chart.legend] == [5.0, 1.0, 1.0]
     other = stacked_bars([0.0], {(0.0, "b"): 9.0, (0.0, "c"): 10.0}, order=["a", "b"])
     assert [(style, name) for style, name, _ in other.legend] == [("s1", "b"), ("s2", "c")]
@@ -107,3 +108,11 @@ def test_the_overview_refreshes_itself(
         expect(legend).to_contain_text("large: 2 (50 %)", timeout=15_000)
         expect(legend).to_contain_text("small: 2 (50 %)")
         assert page.evaluate("window.same")  # the page was not loaded again
+        page.set_viewport_size({"width": 400, "height": 800})
+        ends = page.evaluate(  # at once: the page refreshes itself
+            """() => [...document.querySelectorAll(".chart > svg, .chart span")]
+                .map((part) => part.getBoundingClientRect())
+                .flatMap((box) => [box.left, box.right])"""
+        )
+        assert len(ends) >= 2 * 2 * 6  # two charts with an image, three values and two times
+        assert min(ends) >= 0 and max(ends) <= 400

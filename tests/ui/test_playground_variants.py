@@ -48,5 +48,9 @@ def test_playground_asks_as_a_variant(endpoint: Server, tmp_path: Path) -> None:
     assert models == {"yes": "qwen", "try:b": "huge", "no": "qwen"}
     # A variant that only has options is not in the list: the form has fields for them.
     assert "variant try:b: bm25, router fixed" in empty and "try:a" not in empty
+    # The second setting differs, and an empty namespace is that of the key, not all of them.
+    second = empty.partition('name="model_b"')[2].partition("</select>")[0]
+    assert "<option selected>bottega/" in second and empty.count("<option selected>") == 1
+    assert 'name="namespace" value="" placeholder="(unnamed)"' in empty
     assert {variant for (variant,) in rows} <= {"", "try:a", "try:b"}
     assert [variant for (variant,) in rows].count("") == 3  # the questions of the playground

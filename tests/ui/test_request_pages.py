@@ -146,6 +146,22 @@ def test_a_text_search_keeps_key_state_and_cost(endpoint: Server, tmp_path: Path
         assert "Only answered requests" in reader.text("requests", text="x", state="replayed")
 
 
+def test_requests_without_stored_texts_have_no_column_for_them(
+    endpoint: Server, tmp_path: Path
+) -> None:
+    with console(tmp_path, endpoint) as served:
+        served.server.ledger.record(Entry(time.time(), "req_9", "", "", "large", "m", "answered"))
+        served.server.ledger.flush()
+        reader = Reader(served)
+        page = reader.text("requests")
+        assert "<td>large</td>" in page
+        assert "Question and answer" not in page and "not stored" not in page
+        assert "traces were off at that time" in reader.text("requests/req_9", time=time.time())
+        fill(served, "answered")
+        page = reader.text("requests")
+        assert "Question and answer" in page and page.count("not stored") == 1
+
+
 @pytest.mark.parametrize("text", ["", "question"])
 def test_a_period_ends_now(endpoint: Server, tmp_path: Path, text: str) -> None:
     with console(tmp_path, endpoint) as served:

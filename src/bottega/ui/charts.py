@@ -1,12 +1,11 @@
-"""Bar charts as SVG shapes."""
+"""Bar charts as SVG shapes that pages stretch to their width; their labels are HTML."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-WIDTH, HEIGHT = 720, 180
-LEFT, BOTTOM, TOP = 72, 22, 8  # margins for the labels, in pixels
+WIDTH, HEIGHT = 720, 150
 GAP = 0.15  # share of a bar's width
 MAX_SERIES = 8
 # Series with a style of their own; the others share `MAX_SERIES` styles by rank.
@@ -15,7 +14,7 @@ FIXED = {"failed": "failed", "rejected": "rejected", "replayed": "replayed"}
 
 @dataclass(frozen=True)
 class Bar:
-    """Rectangle in pixels. `text` is its tooltip."""
+    """Rectangle in units of the viewBox. `text` is its tooltip."""
 
     x: float
     y: float
@@ -28,13 +27,12 @@ class Bar:
 @dataclass(frozen=True)
 class StackedBars:
     """Chart with a bar for each position, stacked by series. `legend` has the style, name and sum
-    of each series, `ticks` the value and the y coordinate of each grid line."""
+    of each series, `ticks` the value and the y coordinate of each grid line, at equal distances."""
 
     bars: Sequence[Bar]
     legend: Sequence[tuple[str, str, float]]
     ticks: Sequence[tuple[float, float]]
     positions: Sequence[float]
-    left: int = LEFT
     width: int = WIDTH
     height: int = HEIGHT
 
@@ -67,7 +65,7 @@ def stacked_bars(
     names = [name for name in (*styled, *FIXED) if name in sums]
     totals = [sum(values.get((p, name), 0.0) for name in names) for p in positions]
     top = nice_limit(max(totals, default=0.0))
-    slot = (WIDTH - LEFT) / max(1, len(positions))
+    slot = WIDTH / max(1, len(positions))
     bars = []
     for number, position in enumerate(positions):
         below = 0.0
@@ -75,19 +73,19 @@ def stacked_bars(
             value = values.get((position, name), 0.0)
             if value <= 0:
                 continue
-            height = value / top * (HEIGHT - BOTTOM - TOP)
+            height = value / top * HEIGHT
             below += height
             bars.append(
                 Bar(
-                    round(LEFT + number * slot + slot * GAP / 2, 2),
-                    round(HEIGHT - BOTTOM - below, 2),
+                    round(number * slot + slot * GAP / 2, 2),
+                    round(HEIGHT - below, 2),
                     round(slot * (1 - GAP), 2),
                     round(height, 2),
                     style[name],
                     f"{name}: {value:,.6g}",
                 )
             )
-    lines = [(top * part, HEIGHT - BOTTOM - part * (HEIGHT - BOTTOM - TOP)) for part in (0, 0.5, 1)]
+    lines = [(top * part, HEIGHT * (1 - part)) for part in (0, 0.5, 1)]
     legend = [(style[name], name, sums[name]) for name in names]
     return StackedBars(bars, legend, lines, positions)
 

@@ -73,11 +73,15 @@ class PlaygroundPage:
         results = [
             (one, None if one.trace is None else stored_trace(one.trace)) for one in outcomes or ()
         ]
+        models = self.client.models(visit.user)
+        tiers = [id for id in models if self.client.gateway.models[id]]
         return Page(
             "playground.html",
             {
                 "title": "Playground",
-                "models": self.client.models(visit.user),
+                "models": models,
+                # Two equal settings would compare nothing.
+                "compared_model": tiers[0] if tiers else "",
                 "variants": self.client.variants(),
                 "results": results,
                 "added": added,

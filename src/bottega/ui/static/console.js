@@ -40,11 +40,6 @@ function explain(error, nextStep) {
   notify(error instanceof TypeError ? `The server cannot be reached. ${nextStep}` : error.message);
 }
 
-function showNewest() {  // at the right of charts that are wider than the screen
-  for (const one of document.querySelectorAll(".scroll:has(> svg.bars)")) one.scrollLeft = one.scrollWidth;
-}
-showNewest();
-
 function replace(selector, page) {
   const found = page.querySelector(selector) || page.querySelector("main");
   const old = document.querySelector(selector);
@@ -54,7 +49,6 @@ function replace(selector, page) {
     old.replaceChildren(...copy.querySelectorAll(".notice, .notice ~ p"));
   } else {
     old.replaceWith(copy);
-    showNewest();
   }
 }
 
