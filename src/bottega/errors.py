@@ -82,8 +82,8 @@ class MissingDependencyError(BottegaError):
 
 
 @contextmanager
-def store_of_setting(setting: str | None) -> Iterator[None]:
-    """Name the setting with a server's URL in the hint of a `StoreError` that the block raises."""
+def store_errors(setting: str | None) -> Iterator[None]:
+    """Add the setting that contains the URL to the hint of a `StoreError` of the block."""
     try:
         yield
     except StoreError as error:

@@ -245,7 +245,7 @@ class Trace:
     whose answers led to an escalation. `cost_usd` includes them and all requests of a search; it is
     None if a price is unknown. `tree` is the search that chose the candidates. With `compression`,
     the candidates are passages that the model read as a KV prefix, not in the prompt. `reason`
-    states why the tier was chosen, as far as the router states it.
+    is the router's reason for the tier, empty if it gives none.
     """
 
     id: str

@@ -134,7 +134,7 @@ def test_several_images_in_a_prompt_are_refused_before_the_work(
     rows = list(map(json.loads, Path("wit.jsonl").read_text().splitlines()))
     text = sum(len(row["text"]) for row in rows) / len(rows)
     image = 2 * Path("data/0.png").stat().st_size / len(rows)  # two of the passages have it
-    sizes = f"a passage: {text:.0f} bytes of text and {image:.0f} of images; compressed"
+    sizes = f"per passage: {text:.0f} bytes of text and {image:.0f} of images; compressed"
     assert sizes in trained.out
     run("add", "wit.db", "wit.jsonl", "--passages", "--embed", "words")
     build = ("compress", "build", "wit.db", "--compressor", "made", "--store", "store", *name)

@@ -300,7 +300,7 @@ def test_only_new_passages_are_compressed(
     width = load(compressor).racc.config.width
     text = sum(len(f"The home of n{i} is h{i}.") for i in range(70)) / 70
     assert (
-        f"a passage: {text:.0f} bytes of text and 0 of images; compressed {8 * width} as fp16"
+        f"per passage: {text:.0f} bytes of text and 0 of images; compressed {8 * width} as fp16"
         f" ({8 * width / text:.1%}), {4 * width + 16} as int8 ({(4 * width + 16) / text:.1%})"
     ) in first.out
     assert run(*command, "--json").json["compressed"] == 0  # type: ignore[index]

@@ -54,7 +54,7 @@ def test_predictions_are_written_for_the_leaderboard(
     done = run("report", "direct", "choices", "--predictions", "there/test.json")
     assert done.code == 0, done.err
     assert done.out.startswith("2 predictions: there/test.json\n")
-    assert "1 items have no valid answer" in done.err
+    assert "no prediction for 1 item without a valid answer" in done.err
     found = json.loads(Path("there/test.json").read_text())
     assert sorted(one["direct_answer"] for one in found.values()) == ["taxi", "tram"]
     assert sorted(found) == ["q7", "q8"]

@@ -280,6 +280,6 @@ def test_a_stream_says_that_shots_are_limited(
 ) -> None:
     command = ("stream", f"image-folder:{pets}", *MODELS, "--dry-run", *options, "--shots")
     noted = run(*command, 5000)
-    note = f"5000 shots requested; a cache has at most {most} to show\n"
+    note = f"5000 shots requested; a cache holds at most {most}\n"
     assert (noted.code, noted.err) == (0, note)
     assert run(*command, 1).err == ""

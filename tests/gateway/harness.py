@@ -90,7 +90,9 @@ class TenantPool:
         stored_tiers = frozenset({self.tiers[-1].name})
         writer = CacheRecorder(cache, stored_tiers=stored_tiers)
         asks = {self.tiers[0].name: self.asks}
-        return self.customize(Tenant(self.make(cache), writer, stored_tiers, asks=asks))
+        return self.customize(
+            Tenant(self.make(cache), writer, stored_tiers, confidence_fields=asks)
+        )
 
 
 class NoSpending:

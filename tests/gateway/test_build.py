@@ -319,7 +319,7 @@ async def test_every_route_is_built(
         pipeline = tenant.pipeline
         assert router is None or isinstance(pipeline.route, router)
         assert (pipeline.escalate is not None) == bool(asks)
-        assert tenant.asks == ({"small": asks} if asks else {})
+        assert tenant.confidence_fields == ({"small": asks} if asks else {})
     finally:
         await gateway_server.aclose()
 

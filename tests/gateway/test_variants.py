@@ -346,7 +346,7 @@ EXPERIMENT = f'{TWO}\n[experiment]\nname = "x"\n'
         ('b.route = { router = "coverage" }', "experiment.b.route router 'coverage' needs"),
         (
             "b.route = { min_similarity = 0.5 }",
-            "experiment.b.route.min_similarity is not a setting of the route 'random'",
+            "experiment.b.route.min_similarity is not a setting of the router 'random'",
         ),
         ('b.route = { router = "fixed", tier = "x" }', "experiment.b.route.tier is not one of"),
         (

@@ -30,7 +30,7 @@ ENVIRONMENT = {
 }
 # Bind to loopback. Ray ignores the parameter 127.0.0.1; this setting is meant for macOS.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-# Report a cluster that does not answer after half a minute. Ray would repeat that 20 times.
+# An attempt to reach a cluster takes half a minute. Ray would make 20.
 ONE_ATTEMPT = {"RAY_NUM_REDIS_GET_RETRIES": "1"}
 
 
@@ -228,14 +228,14 @@ def _connected(address: str, count: int | None) -> tuple[Any, bool]:
         raise SettingError(
             f"the Ray cluster {existing or address} cannot be used: {_first_line(error)}",
             hint="check the address or RAY_ADDRESS; set RAY_AUTH_MODE and RAY_AUTH_TOKEN as in the"
-            " cluster; Python and Ray must have the same versions on all machines",
+            " cluster; use the same versions of Python and Ray on all machines",
         ) from error
     return ray, True
 
 
 def join(ray: Any, address: str, settings: dict[str, Any]) -> None:
-    """Connect to a cluster, again if the process that it forks for a client dies, which happens in
-    some percent of all cases (https://github.com/ray-project/ray/issues/63202)."""
+    """Connect to a cluster. Retry if the process that it forks for a client dies, as it does in a
+    few percent of all cases (https://github.com/ray-project/ray/issues/63202)."""
     for _ in range(CONNECTIONS - 1):
         with suppress(ConnectionAbortedError):
             ray.init(address, **settings)
@@ -272,6 +272,6 @@ def _cpus() -> int:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line, with the last one if it introduces a traceback."""
+    """Return the first line; append the last one if the first introduces a traceback."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return f"{lines[0]} {lines[-1]}" if lines[0].endswith(":") else lines[0]

@@ -156,7 +156,7 @@ def classify(
         open_to_search(file, embed, namespace, by) as knowledge,
         open_recorder(traces if uses_model else StoreLocation(Path(NO_TRACES))) as record,
     ):
-        _note_clamped(shots, knowledge)
+        _note_fewer_examples(shots, knowledge)
         if (tuned := tuned_for(knowledge)) is not None:
             shots, ordered = shots or tuned.shots, ordered if order else tuned.order
         shots = shots or SHOTS
@@ -192,7 +192,7 @@ def classify(
         raise Exit(1)
 
 
-def _note_clamped(shots: int | None, knowledge: KnowledgeBase) -> None:
+def _note_fewer_examples(shots: int | None, knowledge: KnowledgeBase) -> None:
     if shots is not None and shots > len(knowledge):
         note(f"{shots} shots requested; all {len(knowledge)} examples are shown")
 
@@ -251,7 +251,7 @@ def ask(
     )
     tuned = tuned_for(knowledge) if knowledge else None
     if knowledge:
-        _note_clamped(shots, knowledge)
+        _note_fewer_examples(shots, knowledge)
         share_features(generator, knowledge)
     shots = shots or (tuned.shots if tuned else ASK_SHOTS)
     prompt = choice.prompter(generator)

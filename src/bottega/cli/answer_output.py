@@ -35,6 +35,7 @@ class ImageResult:
 
 
 def kept_text(results: Sequence[ImageResult]) -> str:
+    """Return the note on an interruption."""
     done = sum(one.is_done for one in results)
     return (
         f"{done} of {plural(len(results), 'image')} are classified, as printed; repeat the command"
@@ -43,7 +44,7 @@ def kept_text(results: Sequence[ImageResult]) -> str:
 
 
 def _vector_answer(found: VectorAnswer) -> dict[str, object]:
-    """Return the keys of `_answer`, for a method that calls no model."""
+    """Return the keys of `answer_document`, for a method that calls no model."""
     return {
         **_label(found.answer),
         "reply": None,
@@ -73,6 +74,7 @@ def _shown(candidates: Sequence[Candidate]) -> list[dict[str, object]]:
 
 
 def answer_document(trace: Trace) -> dict[str, object]:
+    """Return the answer of a trace as JSON."""
     usage = trace.usage
     return {
         **_label(trace.answer),
@@ -89,6 +91,7 @@ def answer_document(trace: Trace) -> dict[str, object]:
 
 
 def report_images(results: Sequence[ImageResult], json: bool) -> None:
+    """Print the results as JSON, or as a table after the errors."""
     if json:
         print_json([{"image": str(one.path), **one.outcome} for one in results])
         return

@@ -35,8 +35,8 @@ SearchOption = Annotated[
     Option(
         "--search",
         metavar="none|rcts",
-        help="rcts: select the demonstrations of --kb by a tree search, with many completions. It"
-        " asks for reasons before the answer.",
+        help="rcts: select the demonstrations of --kb by a tree search, with many completions. The"
+        " prompt asks for reasons before the answer.",
     ),
 ]
 SearchCalls = Annotated[

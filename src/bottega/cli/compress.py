@@ -157,7 +157,7 @@ def build(
         f" {summary['kept']} in {store}"
     )
     if summary["passages"]:
-        say(f"a passage: {builder.sizes}")
+        say(f"per passage: {builder.sizes}")
     if summary["int8_error"] is not None:
         say(f"mean error of int8 relative to fp16: {summary['int8_error']:.2%} (compressed now)")
 

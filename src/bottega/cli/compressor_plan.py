@@ -68,10 +68,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 class Settings:
     """Settings of a training. `hyper` is the model that compresses, `model` by default; `layer` is
     the layer of `hyper` whose states are read. `calibrate` training examples set the scales before
-    the first step; 0 disables it. `relevance` replaces the benchmark's rule for passages that
-    contain an answer. With `pipe`, appended prompts start as the embeddings of a
-    sentence, else they are random. `answer_tokens` is the maximum length of an answer; `preset`
-    replaces defaults."""
+    the first step; 0 disables it. `relevance` replaces the benchmark's rule for relevant passages.
+    With `pipe`, appended prompts start as the embeddings of a sentence, else they are random.
+    `answer_tokens` is the maximum length of an answer; `preset` replaces defaults."""
 
     benchmark: str
     out: FilePath

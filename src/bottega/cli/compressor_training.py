@@ -193,8 +193,8 @@ def _check_folder(plan: Plan, objective: TrainingObjective, data: Benchmark) -> 
         file.write_text(json.dumps(settings, indent=2) + "\n")
         return
     try:
-        # Earlier versions lack the newer settings, and trained with today's defaults, except for
-        # relevance.
+        # Folders of earlier versions lack newer settings. They were trained with the current
+        # defaults, except for relevance.
         later = {
             **_DEFAULTS,
             "relevance": None if named else "words",
@@ -234,7 +234,7 @@ def _print_plan(plan: Plan, racc: RaccModel, data: Benchmark, held_out: int) -> 
         f" prompts, and {settings.shots} passages and a question into {config.query_prompts}"
         f" positions before {settings.model}"
     )
-    say(f"a passage: {PassageSizes.of(text, images, config)}")
+    say(f"per passage: {PassageSizes.of(text, images, config)}")
     _print_questions(data, held_out)
     say(f"{sum(one.numel() for one in racc.parameters())} parameters, {_steps(plan)}")
 

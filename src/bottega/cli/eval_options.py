@@ -278,9 +278,8 @@ RelevanceOption = Annotated[
     Relevance | None,
     Option(
         metavar="NAME",
-        help="Rule by which racc-swapped leaves out passages that answer the question: contains "
-        "(an answer anywhere in the text), stems (also with other endings of its words) or words "
-        "(whole words).",
+        help="Rule for the relevant passages that racc-swapped excludes: contains (an answer "
+        "anywhere in the text), stems (also with other word endings) or words (whole words).",
         show_default="stems for okvqa, else contains",
     ),
 ]

@@ -11,8 +11,8 @@ PLACEHOLDERS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
 def _without_types(params: list[Any]) -> list[Any]:
-    """Return the parameters with a placeholder for each value, none for flags and arguments: the
-    name of an argument is one already."""
+    """Return the parameters with a placeholder for each value. Flags have no value, and the name
+    of an argument is its placeholder."""
     for param in params:
         if isinstance(param, TyperArgument):
             param.display_type_rich = lambda ctx: None  # type: ignore[method-assign]

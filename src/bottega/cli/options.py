@@ -169,7 +169,7 @@ JsonFile = Annotated[
 ]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 MODELS_HELP = (
-    "bundled (same as bundled:apprentice), bundled:photos, bundled:master or another one of "
+    "bundled (same as bundled:apprentice), bundled:photos, bundled:master or another of "
     "`bottega models`, openai:NAME or openai-completions:NAME (plain text prompts; endpoint: "
     "OPENAI_BASE_URL), or a Hugging Face id or folder."
 )

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from bottega.cli.options import BenchmarkSpec, ItemLimit, Seed
-from bottega.cli.output import note, noting_interruption, say, waiting, warn
+from bottega.cli.output import note, noting_interruption, plural, say, waiting, warn
 from bottega.cli.progress import progress
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.export import FORMATS, write_dataset
@@ -32,7 +32,7 @@ def report(
         Path | None,
         Option(
             metavar="FILE",
-            help="Also write the answers as JSON for A-OKVQA's leaderboard: of one run, or of one "
+            help="Also write the answers as JSON for A-OKVQA's leaderboard. Pass one run, or one "
             "with answers=choices and one without.",
         ),
     ] = None,
@@ -46,7 +46,7 @@ def report(
         count = write_predictions(folders, predictions)
         say(f"{count.questions} predictions: {predictions}")
         if count.missing:
-            note(f"{count.missing} items have no valid answer, and no prediction")
+            note(f"no prediction for {plural(count.missing, 'item')} without a valid answer")
     target = out or folders[0] / "report"
     with noting_interruption(lambda: f"{target} may be incomplete; repeat the command"):
         done = write_report(folders, target, progress)

@@ -9,7 +9,7 @@ from pathlib import Path
 from bottega._util.postgres import display_url
 from bottega._util.valkey import display_valkey_url
 from bottega.cli.output import say
-from bottega.errors import store_of_setting
+from bottega.errors import store_errors
 from bottega.gateway.accounting.accounts import Account, Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.config.checks import PARAMETERS
@@ -242,7 +242,7 @@ def _keys(config: Config, environment: Mapping[str, str]) -> str:
     location = config.state.database_url(environment) or data / FILE
     if isinstance(location, str) or location.exists():
         with (
-            store_of_setting(config.state.database_setting),
+            store_errors(config.state.database_setting),
             closing(Accounts(location, create=False)) as accounts,
         ):
             created = accounts.list()

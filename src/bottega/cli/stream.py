@@ -275,7 +275,7 @@ def stream(
     )
     most = config.max_cached(len(data.items), len(labelled_questions(data)))
     if shots > most:
-        note(f"{shots} shots requested; a cache has at most {plural(most, 'answer')} to show")
+        note(f"{shots} shots requested; a cache holds at most {plural(most, 'answer')}")
     for name in config.retrieve:
         check_images(data, name)
     if len(set(config.tiers)) < len(config.tiers) and master_price != apprentice_price:

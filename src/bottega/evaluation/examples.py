@@ -49,7 +49,7 @@ def contains_answer(
     """Return whether the passage contains an answer, in any case.
 
     `contains`, the rule of OK-VQA's retrievers and of RACC (Luo et al. 2021), finds "art" in
-    "start". `stems` also continues each word of the answer: it finds "surf board" in "surfing
+    "start". `stems` also allows other word endings: it finds "surf board" in "surfing
     boards". `words` requires whole words.
     """
     text = fold(passage)

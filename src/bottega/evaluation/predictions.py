@@ -18,7 +18,7 @@ DIRECT, BY_CHOICE = "direct_answer", "multiple_choice"
 
 
 class PredictionCounts(NamedTuple):
-    """Numbers of written questions, and of items without a prediction."""
+    """Number of questions with predictions, and of items without."""
 
     questions: int
     missing: int
@@ -28,8 +28,8 @@ def write_predictions(folders: Iterable[Path], file: Path) -> PredictionCounts:
     """Write the answers of runs over A-OKVQA as one JSON object from question ids to
     `direct_answer` and `multiple_choice`, as `prepare_predictions.py` of allenai/aokvqa does.
 
-    A run of each form may be given. Failed items and invalid answers have no prediction. Raises
-    `SettingError` for runs of other benchmarks, of several methods or of one form, and
+    Pass at most one run of each form. Failed items and invalid answers have no prediction. Raises
+    `SettingError` for runs of other benchmarks, of several methods or of the same form, and
     `StoreError` for a folder without a run.
     """
     predictions: defaultdict[str, dict[str, str]] = defaultdict(dict)

@@ -119,8 +119,8 @@ def describe_methods(
 def _differences(
     name: str, data: Benchmark, settings: Classifier, config: RunConfig
 ) -> Description:
-    """Return what the record of the run does not hold: what differs from its settings, and the rule
-    by which passages are left out."""
+    """Return the differences from the recorded settings of the run, and the rule for the passages
+    that `racc-swapped` excludes."""
     asking = method_settings(name, data, settings, config)
     found: Description = {}
     if asks_for_reasons(name, data, settings, config.rationales):

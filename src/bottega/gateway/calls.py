@@ -322,7 +322,7 @@ async def reserved_call(
             yield state
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError) and not state.is_waiting:
-            # The upstream was working: it charges what it generated until now.
+            # The upstream was generating, and charges for its output so far.
             hidden = hidden or HiddenChunks()
             silent = (hidden.first_text or perf_counter()) - state.started
             bill.cut_off(call, silent, hidden.chunks)

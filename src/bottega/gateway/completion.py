@@ -145,7 +145,7 @@ class Completer:
 
     def needs_full_answer(self, job: ChatJob) -> bool:
         """Return whether escalation needs the full answer before streaming."""
-        return any(job.asks.values())
+        return any(job.confidence_fields.values())
 
     async def augmented(self, request: ChatRequest, shown: Sequence[Candidate]) -> Body:
         """Return the body with the demonstrations; encode their images off the event loop."""
@@ -162,7 +162,7 @@ class Completer:
     ) -> ChatCompletion:
         """Return the reply that the client requested: one choice, without the log-probabilities or
         further choices that only the gateway needed."""
-        if job.query is None or not job.asks.get(call.served.name):
+        if job.query is None or not job.confidence_fields.get(call.served.name):
             return completed
         pipeline, query = job.query.pipeline, job.query.query
         answers = [pipeline.parse(query, one) for one in completed.completions]
@@ -370,8 +370,8 @@ class _JobSteps(Generic[Outcome]):
                 images = [part for part in parts if isinstance(part, Image)]
                 work = partial(prompted, job.request, prompt, self._completer.data_url)
                 body = await self._completer.encode(images, work)
-        if asks := job.asks.get(served.name):
-            body = {**body, **asks}
+        if fields := job.confidence_fields.get(served.name):
+            body = {**body, **fields}
         return UpstreamCall(served, body, tuple(kept), prompt, reasons=reasons)
 
     def _last_turn(self) -> Query:

@@ -122,7 +122,7 @@ def code_of(error: Exception, code: object) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Return a few words about a failure, without texts of clients and upstreams."""
+    """Return a short description of a failure, without text from clients or upstreams."""
     return code_of(error, to_api_error(error).code).replace("_", " ")
 
 

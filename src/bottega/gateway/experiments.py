@@ -44,12 +44,12 @@ class Experiment:
         return f"{self.name}:{'b' if is_b else 'a'}", replace(chosen, **kept)
 
     def body_scope(self, account: Account) -> tuple[str, ...]:
-        """Return what the variant depends on besides the body and the namespace."""
+        """Return the key parts, besides body and namespace, on which the variant depends."""
         by_account = self.unit in ("account", "user")
         return f"share={self.share}", *([f"account={account.id}"] if by_account else ())
 
     def reply_scope(self, variant: str) -> tuple[str, ...]:
-        """Return what keeps the replies of this variant apart from all others."""
+        """Return the key parts that separate the replies of this variant from others."""
         return (variant, self.settings[variant.endswith(":b")]) if variant else ()
 
     def _unit_of(self, account: Account, namespace: str, request: ChatRequest) -> list[bytes]:

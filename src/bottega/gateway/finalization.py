@@ -194,8 +194,8 @@ class ShadowRunner:
         answer: str,
         with_all: bool,
     ) -> None:
-        """Compare an answer with and without demonstrations; one without candidates only
-        `with_all`."""
+        """Compare an answer with and without demonstrations. An answer without candidates is
+        compared only if `with_all` is set."""
         tenant, served = query.tenant, call.served
         assert tenant.shadow is not None
         found: list[Candidate] = []
@@ -264,8 +264,8 @@ class ShadowRunner:
 
 
 def _is_comparable(job: ChatJob) -> bool:
-    """Return whether the answer can be repeated with and without demonstrations: the options of the
-    request choose neither the tier nor to retrieve none."""
+    """Return whether the answer can be repeated with and without demonstrations: no option of the
+    request selects the tier or disables retrieval."""
     return job.overrides.retrieve and job.overrides.tier is None
 
 

@@ -45,9 +45,11 @@ class ChatJob:
         )
 
     @property
-    def asks(self) -> Mapping[str, Body]:
-        """Fields by tier that report the confidence of an answer which may escalate."""
-        return self.query.tenant.asks if self.query is not None and self.escalates else {}
+    def confidence_fields(self) -> Mapping[str, Body]:
+        """Request fields by tier that report the confidence of an answer, if it may escalate."""
+        if self.query is None or not self.escalates:
+            return {}
+        return self.query.tenant.confidence_fields
 
 
 @dataclass(slots=True)

@@ -164,9 +164,9 @@ class Tenant:
     where the gate of `pipeline` hides them: `ungated` shows them. `charge` is called with the cost
     of measurements, for a router that holds a budget. `best` returns the similarity of the nearest
     example found for a query, shown or not; `example` reads a stored one by its id, and `embed`
-    returns the vectors of queries by the embedder of the cache; both block. `asks` are fields that
-    report the confidence of an answer, such as `logprobs` or `n`, by tier. `variants` are the
-    tenant as the variants of an experiment see it, by id."""
+    returns the vectors of queries by the embedder of the cache; both block. `confidence_fields` are
+    request fields that report the confidence of an answer, such as `logprobs` or `n`, by tier.
+    `variants` are the tenant as the variants of an experiment see it, by id."""
 
     pipeline: Pipeline
     writer: ExampleWriter | None = None
@@ -177,7 +177,7 @@ class Tenant:
     best: Callable[[Query], float | None] = lambda query: None
     example: Callable[[str], Example | None] = lambda id: None
     embed: Callable[[Sequence[Query]], Vectors] | None = None
-    asks: Mapping[str, Body] = field(default_factory=dict)
+    confidence_fields: Mapping[str, Body] = field(default_factory=dict)
     variants: Mapping[str, Tenant] = field(default_factory=dict)
 
 

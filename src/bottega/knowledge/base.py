@@ -375,7 +375,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         stored = self._rows.views()
         if stored.keys() == {name}:
             raise SettingError(
-                f"the view {name!r} is the only one", hint="add another view with reindex first"
+                f"the view {name!r} is the only view", hint="add another view with reindex first"
             )
         self._searcher.close_indexes()  # writes index files
         if isinstance(self._rows, SqliteRows):
@@ -388,8 +388,8 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         """Compare images with their hashes, vectors with their checksums, and change log and index
         files with the rows, in all namespaces. `deep` also re-embeds every example, and finds
         vectors of another example or embedder. `repair` rebuilds derived parts (vectors with this
-        handle's embedders). `stages` begins each stage of the work, given its title and number of
-        steps, and returns a context with the function that counts them."""
+        handle's embedders). `stages` receives the title and the number of steps of each stage,
+        and returns a context manager that yields a function to count finished steps."""
         self._searcher.close_indexes()  # writes the index files, which are verified too
         views = self._views.resolve(self._rows.views()) if self._views else {}
         return verify(self._rows, views, deep=deep, repair=repair, stages=stages)

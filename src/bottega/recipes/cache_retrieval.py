@@ -97,9 +97,9 @@ class CacheRetrieval:
 
     `tokens` embeds for `hybrid`. `groups` is a fixed number of level-1 hashtags (10 in the paper's
     code); None adapts it to the best leave-one-out retrieval. With `group_images`, `hashtag` groups
-    images instead of questions: use it where all questions are equal. `names` are the names of the
-    views in a knowledge base that several methods search, by their own names. Raises `SettingError`
-    if a part is missing.
+    images instead of questions: use it where all questions are equal. `names` maps the method's
+    view names to those of a knowledge base that several methods search. Raises `SettingError` if a
+    part is missing.
     """
 
     name: RetrievalName

@@ -15,7 +15,7 @@ from bottega.reranking.rewards import (
     RewardFunction,
     RewardValue,
     checked_reward,
-    most_cost,
+    max_cost,
 )
 from bottega.reranking.search_budget import (
     BudgetedGenerator,
@@ -90,7 +90,7 @@ class FlatSearch:
     def __post_init__(self) -> None:
         check_count("branches", self.branches)
         check_budget(self.max_calls, self.max_tokens)
-        reward = most_cost(self.reward)
+        reward = max_cost(self.reward)
         needed = ReservedCost(1 + reward.calls, self.sampling.max_tokens + reward.tokens)
         check_rollout(self.max_calls, self.max_tokens, needed)
         if self.sequences not in get_args(Sequences):

@@ -118,7 +118,7 @@ class MonteCarloTree:
             weights = [self.uct(node) for node in ready]
             [chosen] = self._random.choices(ready, weights if any(weights) else None)
         else:
-            chosen = max(ready, key=self.uct)  # of equals the one nearer to the root
+            chosen = max(ready, key=self.uct)  # among equals, the one nearest the root
         return self._grow(chosen)
 
     def uct(self, node: TreeNode) -> float:
@@ -133,7 +133,7 @@ class MonteCarloTree:
 
     def finish(self, leaf: TreeNode, reward: RewardValue) -> None:
         """Propagate a leaf's reward to the root (eq. 10)."""
-        self._settle(leaf)
+        self._end_pending(leaf)
         leaf.reward, leaf.value, leaf.visits = reward, reward.value, 1
         propagated = leaf.value
         for node in list(leaf.to_root())[1:]:
@@ -147,7 +147,7 @@ class MonteCarloTree:
 
     def discard(self, leaf: TreeNode) -> None:
         """Remove an unanswered branch."""
-        self._settle(leaf)
+        self._end_pending(leaf)
         for node in list(leaf.to_root()):  # a shared ancestor still has other children
             if node.parent is not None and not node.children:
                 node.parent.children.remove(node)
@@ -155,7 +155,7 @@ class MonteCarloTree:
     def best(self) -> TreeNode | None:
         """Return the answered leaf with the largest sum of values from the root.
 
-        Of equals it is the first, as in the released code; the paper leaves this open.
+        Ties go to the first leaf, as in the released code; the paper leaves this open.
         """
         leaves = [node for node in self.root.by_level() if node.answer and node.parent]
         return max(
@@ -200,6 +200,6 @@ class MonteCarloTree:
             above.pending += 1
         return node
 
-    def _settle(self, leaf: TreeNode) -> None:
+    def _end_pending(self, leaf: TreeNode) -> None:
         for node in leaf.to_root():
             node.pending -= 1

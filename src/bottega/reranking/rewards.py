@@ -47,8 +47,8 @@ class RewardFunction(Protocol):
     """Function that rewards an answer to a query.
 
     `candidates` are the retrieved examples, nearest first. Errors of `generator` pass through: a
-    failed request yields no reward, not a reward of 0. If it has an attribute `cost`, see
-    `most_cost`.
+    failed request yields no reward, not a reward of 0. An optional attribute `cost` states
+    its maximum cost (`max_cost`).
     """
 
     async def __call__(
@@ -173,7 +173,7 @@ class WeightedReward:
 
     @property
     def cost(self) -> ReservedCost:
-        own, mutual = most_cost(self.own), most_cost(self.mutual)
+        own, mutual = max_cost(self.own), max_cost(self.mutual)
         return ReservedCost(own.calls + mutual.calls, own.tokens + mutual.tokens)
 
     async def __call__(
@@ -189,9 +189,9 @@ class WeightedReward:
         return RewardValue(self.alpha * own.value + (1 - self.alpha) * mutual.value, parts)
 
 
-def most_cost(reward: RewardFunction) -> ReservedCost:
-    """Return the most completions that one reward requests, and their tokens without those of
-    prompts: its attribute `cost`, nothing without one."""
+def max_cost(reward: RewardFunction) -> ReservedCost:
+    """Return the maximum cost of one reward, without the tokens of its prompts: its attribute
+    `cost`, or zero without one."""
     cost = getattr(reward, "cost", None)
     return cost if isinstance(cost, ReservedCost) else ReservedCost()
 

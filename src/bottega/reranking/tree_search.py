@@ -19,7 +19,7 @@ from bottega.reranking.rewards import (
     check_variant,
     checked_reward,
     exact_agreement,
-    most_cost,
+    max_cost,
 )
 from bottega.reranking.search_budget import (
     BudgetedGenerator,
@@ -130,9 +130,9 @@ class TreeSearch:
         return (self.zero_shot_prompt or self.prompt)(query, ())
 
     def _check_rollout(self, prompts: Sequence[Prompt]) -> None:
-        """Raise `SettingError` if the budget ends before the first branch is scored. Only these
-        prompts are counted: a sufficient budget is never refused."""
-        answers, reward = 1 + min(self.rollouts, 2), most_cost(self.reward)
+        """Raise `SettingError` if the budget ends before the first branch is scored. Only the
+        given prompts are counted, so a sufficient budget is never rejected."""
+        answers, reward = 1 + min(self.rollouts, 2), max_cost(self.reward)
         tokens = answers * self.sampling.max_tokens + sum(map(self.count, prompts))
         needed = ReservedCost(answers + reward.calls, tokens + reward.tokens)
         check_rollout(self.max_calls, self.max_tokens, needed)

@@ -197,8 +197,8 @@ class _Wit:
 
 
 def image_names(url: str) -> list[str]:
-    """Return the possible paths of a downloaded image: its name is `MD5.jpg` of the URL, as in
-    RA-VQA's code, or that of the URL, also with escapes decoded."""
+    """Return the possible paths of a downloaded image. Its name is the MD5 of the URL and `.jpg`,
+    as in RA-VQA's code, or the last part of the URL, with its escapes decoded or not."""
     digest = hashlib.md5(url.encode(), usedforsecurity=False).hexdigest()
     name = url.partition("?")[0].rpartition("/")[2]
     return [f"{IMAGES}/{one}" for one in (f"{digest}.jpg", name, unquote(name)) if one]

@@ -194,7 +194,7 @@ class Ledger:
         self._writer.wake()
 
     def set_gate(self, namespace: str, state: str, retrieve: str = "") -> None:
-        """Store the state of a gate, a JSON text; `retrieve` as of its samples. Does not block."""
+        """Store the state of a gate as JSON. `retrieve` is that of its samples. Does not block."""
         self._set_note(_gate_note(namespace, retrieve), state)
 
     def gate(self, namespace: str, retrieve: str = "") -> str | None:

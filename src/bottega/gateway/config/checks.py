@@ -42,7 +42,7 @@ def check_route(config: Config, given: Iterable[str], path: SettingPath) -> None
         for name in parameters:
             if name in given and name not in PARAMETERS[by]:
                 raise (path / name).error(
-                    f"is not a setting of the route {by!r}",
+                    f"is not a setting of the router {by!r}",
                     hint=f'write router = "{other}", or remove {name}',
                 )
     if config.route.tier is not None and config.route.tier not in names:

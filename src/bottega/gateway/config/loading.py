@@ -161,8 +161,8 @@ def _default_route(route: Route, config: Config) -> Route:
 
 
 def _default_similarity(retrieve: str, least: float | None) -> float | None:
-    """Return the threshold of examples. Unrelated ones reduce accuracy. Scores without a fixed
-    scale get no threshold."""
+    """Return the similarity threshold of demonstrations, since unrelated ones reduce accuracy.
+    Scores without a fixed scale have none."""
     return MIN_SIMILARITY if least is None and retrieve not in WITHOUT_SIMILARITY else least
 
 

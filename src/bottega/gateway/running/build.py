@@ -12,7 +12,7 @@ from functools import partial
 
 from starlette.routing import BaseRoute
 
-from bottega.errors import SettingError, store_of_setting
+from bottega.errors import SettingError, store_errors
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
@@ -177,7 +177,7 @@ def _open_stores(
         database = config.state.database_url(environment)
         redis = config.state.redis_url(environment)
         location = database or config.gateway.data / FILE
-        with store_of_setting(config.state.database_setting):
+        with store_errors(config.state.database_setting):
             accounts = Accounts(location)
             opened.callback(accounts.close)
             ledger = Ledger(location, repeat_seconds=config.replay.seconds)
@@ -200,7 +200,7 @@ def _open_traces(config: Config, environment: Mapping[str, str]) -> RequestTrace
     if config.traces.store == "none":
         return None
     location = config.state.database_url(environment) or config.gateway.data / TRACES_FILE
-    with store_of_setting(config.state.database_setting):
+    with store_errors(config.state.database_setting):
         store = TraceStore.open(location)
     return RequestTraces(
         store,

@@ -13,7 +13,7 @@ from bottega.errors import (
     SettingError,
     StoreBusyError,
     StoreReadOnlyError,
-    store_of_setting,
+    store_errors,
 )
 from bottega.gateway.config.settings import Config
 from bottega.gateway.running.retrievals import VARIANT_VIEW, Retrievals
@@ -44,7 +44,7 @@ def check_cache(config: Config) -> None:
     # A start of the gateway retries a busy file.
     with (
         suppress(StoreBusyError),
-        store_of_setting(config.cache.database_setting),
+        store_errors(config.cache.database_setting),
         KnowledgeBase.open(location.target, None) as base,
     ):
         views = [one for name, one in base.views().items() if not VARIANT_VIEW.fullmatch(name)]

@@ -71,8 +71,8 @@ Claim = Callable[[], Awaitable[bool]]
 def build_router(
     route: RouteSettings, tiers: Sequence[Tier], retrieve: Retriever, claim: Claim, left: int
 ) -> tuple[Router, Escalation | None]:
-    """Return the router and the escalation of one namespace and variant, which share no state with
-    others but the cold start: `claim` counts its queries, of which at most `left` are left."""
+    """Return the router and the escalation of one namespace and variant. They share only the cold
+    start with others: `claim` counts its queries, at most `left` more."""
     first = next((t for t in tiers if t.name == route.tier), tiers[0])
     router: Router = FixedRouter(replace(first, reason="fixed tier"))
     escalation = None
@@ -212,8 +212,8 @@ class NamespaceOpener:
         return base
 
     def _tenant(self, base: KnowledgeBase, namespace: str) -> Tenant:
-        """Return the tenant as requests outside of an experiment see it, and as each variant does:
-        with a router of its own, and a search that it shares with others of the same method."""
+        """Return the tenant for requests outside of an experiment, with its variants. Each variant
+        has its own router; variants with the same retrieval method share a search."""
         config = self.config
         recorder = CacheRecorder(
             base,
@@ -248,7 +248,7 @@ class NamespaceOpener:
             best=parts.searches[config.cache.retrieve].best,
             example=partial(_example, parts.base),
             embed=parts.base.embed,
-            asks=confidence_fields(config),
+            confidence_fields=confidence_fields(config),
         )
         if not config.shadow.rate:
             return tenant

@@ -32,7 +32,7 @@ VARIANT_VIEW = re.compile(rf"{EXPERIMENT}({'|'.join(get_args(Retrieve))})(-.*)?"
 
 @dataclass(frozen=True)
 class RetrievalMethod:
-    """Retrieval method by name, with the names of its views in the cache by their own names.
+    """Retrieval method of a cache. `names` maps the method's own view names to those in the cache.
     Without `parts` it searches by `cache.embed` alone, or by words."""
 
     name: Retrieve
@@ -95,11 +95,12 @@ class Retrievals:
         names = {}
         for part, view in own.items():
             suffix = "" if part == DEFAULT else f"-{part}"
-            names[part] = self._same(view) or f"{EXPERIMENT}{name}{suffix}"
+            names[part] = self._matching_view(view) or f"{EXPERIMENT}{name}{suffix}"
             self.views.setdefault(names[part], replace(view, optional=True))
         return RetrievalMethod(name, names, parts and replace(parts, names=names))
 
-    def _same(self, wanted: View) -> str | None:
+    def _matching_view(self, wanted: View) -> str | None:
+        """Return the name of a view with equal vectors."""
         return next(
             (
                 name
@@ -117,7 +118,8 @@ class Retrievals:
         settings = self._settings
         if name == "nearest" or name == "bm25":
             return None
-        images = BUNDLED if settings.embed == "dual" else settings.embed  # the default has words
+        # The default, dual, includes words.
+        images = BUNDLED if settings.embed == "dual" else settings.embed
         return CacheRetrieval(
             name,
             image=None if name in TEXT_ONLY else self._open(images),

@@ -52,7 +52,7 @@ class SharedGates:
         self._tracked: dict[GateKey, _TrackedGate] = {}
 
     def open(self, namespace: str, retrieve: str = "") -> BenefitGate:
-        """Return the gate of a namespace with all samples so far; `retrieve` as of a
+        """Return the gate of a namespace with all samples so far; `retrieve` is that of a
         `ShadowSample`. Blocks. Raises `StoreError`."""
         key = namespace, retrieve
         if key not in self._tracked:

@@ -10,9 +10,10 @@ from bottega.gateway.state.repeats import FLIGHT_SECONDS, MAX_CHANGES, BeginResu
 
 LEASE = int(FLIGHT_SECONDS * 1000)
 REPLY, FLIGHT = "bottega:reply:", "bottega:flight:"
-# One sorted set is both feed and epoch, so an eviction loses both or nothing: changed keys by
-# number, and `ALL` by the epoch, the first number. The epoch is part of the key of a reply. It is a
-# time in microseconds, so the epoch that replaces a lost one never matches old replies.
+# One sorted set holds both the feed and the epoch, so an eviction loses both or neither. Its
+# members are the changed keys, scored by number, and `ALL`, scored by the epoch, the lowest
+# number. The epoch is part of the key of a reply. It is a time in microseconds, so the epoch that
+# replaces a lost one never matches old replies.
 FEED, ALL = "bottega:feed", "*"
 EPOCH = f"""
 local function text(number) return string.format('%.0f', number) end

@@ -112,7 +112,7 @@ def check_redis(url: str) -> None:
         try:
             with valkey_errors(name):
                 await client.ping()
-            with suppress(StoreError), valkey_errors(name):  # the user may lack the right to INFO
+            with suppress(StoreError), valkey_errors(name):  # INFO may not be allowed
                 return dict(await client.info("memory"))
             return {}
         finally:
@@ -122,7 +122,7 @@ def check_redis(url: str) -> None:
     policy = memory.get("maxmemory_policy", NO_EVICTION)
     if memory.get("maxmemory") and policy != NO_EVICTION:
         log.warning(
-            "the server of state.redis, %s, evicts keys when its memory is full (%s), so keys may"
-            " exceed their rate and repeats cost calls: set its maxmemory-policy to %s",
+            "the server of state.redis, %s, evicts keys when its memory is full (%s), so clients"
+            " may exceed their rates and repeats cost calls: set its maxmemory-policy to %s",
             *(name, policy, NO_EVICTION),
         )
