@@ -64,7 +64,7 @@ def load_passages(
 
     The path is a file, a folder of tables or a Hugging Face id. `train` keeps the training part of
     the Google Search corpus. English rows of WIT are read, numbered in order, with the text of
-    RA-VQA; if a folder `images` stands beside the file, only those with an image in it. Lines of
+    RA-VQA; if a folder `images` is beside the file, only those with an image in it. Lines of
     JSON may have images, too. Unreadable rows go to `on_error`.
     """
     if Path(path).suffix == LINES:

@@ -54,8 +54,8 @@ class Entry:
     """Ledger entry of one request. `cost_usd` is None if the price is unknown; it includes
     `dismissed_usd`, the cost of tiers whose answers were escalated. `similarity` is that of the
     nearest example found, shown or not, None without a retrieval or a candidate. `variant` is that
-    of an experiment, such as "more-shots:b". `reason` states why this tier was asked, and why the
-    request failed or passed through. `time` is in unix seconds."""
+    of an experiment, such as "more-shots:b". `reason` states why this tier was selected, and why
+    the request failed or passed through. `time` is in unix seconds."""
 
     time: float
     request_id: str

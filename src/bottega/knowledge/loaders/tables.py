@@ -229,7 +229,7 @@ def load_hugging_face(
 
 
 def count_rows(id_or_path: str | Path, split: str = "train") -> int | None:
-    """Return the number of rows that `load_hugging_face` reads, None if it is not known without
+    """Return the number of rows that `load_hugging_face` reads, None if the count requires
     reading them."""
     name, path = str(id_or_path), Path(id_or_path)
     try:
