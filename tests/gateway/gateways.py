@@ -19,7 +19,7 @@ from tests.gateway.harness import running
 ENVIRONMENT = {"LARGE_KEY": "sk-of-the-large-one", "OPENAI_API_KEY": "sk-of-openai"}
 
 
-def gateway_config(folder: Path, url: str, more: str = "") -> Config:
+def gateway_config(folder: Path, url: str, more: str = "", *, embed: str = "words") -> Config:
     text = f"""
         [gateway]
         data = "{folder}"
@@ -37,14 +37,16 @@ def gateway_config(folder: Path, url: str, more: str = "") -> Config:
         router = "fixed"
         cold_start = 1
         [cache]
-        embed = "words"
+        embed = "{embed}"
     """
     return parse_config(textwrap.dedent(text) + more)
 
 
 @contextmanager
-def run_gateway(gateway_server: GatewayServer, *, ready: bool = True) -> Iterator[str]:
-    with running(gateway_server.app) as url:
+def run_gateway(
+    gateway_server: GatewayServer, *, ready: bool = True, port: int = 0
+) -> Iterator[str]:
+    with running(gateway_server.app, port) as url:
         end = time.monotonic() + 90  # a busy machine loads torch for half a minute
         while ready and not gateway_server.is_ready:
             assert time.monotonic() < end

@@ -232,9 +232,9 @@ class FastShutdownServer(uvicorn.Server):
 
 
 @contextmanager
-def running(app: Any) -> Iterator[str]:
+def running(app: Any, port: int = 0) -> Iterator[str]:
     config = uvicorn_config(app)
-    config.port = 0
+    config.port = port
     server = FastShutdownServer(config)
     thread = threading.Thread(target=server.run)
     thread.start()

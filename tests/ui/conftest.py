@@ -1,20 +1,23 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import base64
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, sync_playwright
+from starlette.routing import BaseRoute, Route
 
 from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.cached_examples import Forget
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from bottega.ui.app import gateway_routes
+from bottega.ui.bases import OpenBase
 from tests.browser import PROGRAM, chromium
 from tests.gateway.gateways import ENVIRONMENT, gateway_config, run_gateway
 from tests.server import Server, ok
@@ -22,15 +25,20 @@ from tests.server import Server, ok
 TOKEN = "token-of-the-link"
 # Findings of axe-core that fail a test.
 SERIOUS = ("serious", "critical")
+# Message of the browser's console.
+MISSING = "Failed to load resource: the server responded with a status of 404 (Not Found)"
 
 
 @dataclass
 class Console:
-    """Running gateway with a console. `keys` are the keys by the name of their account."""
+    """Running gateway with a console. `keys` are the keys by the name of their account, `routes`
+    those of the console; `open_base` returns the knowledge base of a namespace."""
 
     url: str
-    server: GatewayServer
+    server: GatewayServer = field(repr=False)
     keys: dict[str, str]
+    routes: Sequence[Route] = field(repr=False)
+    open_base: OpenBase = field(repr=False)
 
     @property
     def api(self) -> str:
@@ -39,12 +47,19 @@ class Console:
 
 @contextmanager
 def console(
-    folder: Path, endpoint: Server, *accounts: Account, more: str = ""
+    folder: Path,
+    endpoint: Server,
+    *accounts: Account,
+    more: str = "",
+    embed: str = "words",
+    port: int = 0,
 ) -> Iterator[Console]:
-    """Run a gateway whose models answer "seven". With accounts it requires keys; without, the link
-    with `TOKEN` opens the console."""
+    """Run a gateway whose models answer "seven". With accounts, also of an earlier gateway in this
+    folder, it requires keys; without, the link with `TOKEN` opens the console."""
     endpoint.answers = [ok("seven")]
-    config = gateway_config(folder, endpoint.url, '\n[traces]\nstore = "images"\n' + more)
+    config = gateway_config(
+        folder, endpoint.url, '\n[traces]\nstore = "images"\n' + more, embed=embed
+    )
     keys = {}
     if accounts:
         first = build(config, ENVIRONMENT)
@@ -58,9 +73,21 @@ def console(
             _, keys[one.name] = first.accounts.add(one.name, **settings)
         first.ledger.close()
         first.accounts.close()
-    server = build(config, ENVIRONMENT, more_routes=partial(gateway_routes, token=TOKEN))
-    with run_gateway(server) as url:
-        yield Console(url.removesuffix("/v1") + "/ui", server, keys)
+    routes: list[BaseRoute] = []
+    bases: list[OpenBase] = []
+
+    def console_routes(
+        server: GatewayServer, open_base: OpenBase | None, forget: Forget
+    ) -> Sequence[BaseRoute]:
+        assert open_base is not None
+        bases.append(open_base)
+        routes.extend(gateway_routes(server, open_base, forget, token=TOKEN))
+        return routes
+
+    server = build(config, ENVIRONMENT, more_routes=console_routes)
+    own = [one for one in routes if isinstance(one, Route)]
+    with run_gateway(server, port=port) as url:
+        yield Console(url.removesuffix("/v1") + "/ui", server, keys, own, bases[0])
 
 
 @pytest.fixture(scope="session")
@@ -109,6 +136,24 @@ def serious_findings(page: Page) -> list[str]:
     return [
         f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found if one["impact"] in SERIOUS
     ]
+
+
+def drop(page: Page, selector: str, files: Mapping[str, bytes]) -> bool:
+    """Drop files on an element of the page. Return whether the page accepts or ignores them: else
+    the browser opens them in its place."""
+    handled: bool = page.evaluate(
+        """([selector, files]) => {
+            const dropped = new DataTransfer();
+            for (const [name, text] of files) {
+                const bytes = Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
+                dropped.items.add(new File([bytes], name, {type: "image/png"}));
+            }
+            return !document.querySelector(selector).dispatchEvent(
+                new DragEvent("drop", {dataTransfer: dropped, bubbles: true, cancelable: true}));
+        }""",
+        [selector, [(name, base64.b64encode(data).decode()) for name, data in files.items()]],
+    )
+    return handled
 
 
 def log_in(page: Page, url: str, key: str | None = None, *, read_only: bool = False) -> None:

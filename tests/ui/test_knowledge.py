@@ -32,7 +32,7 @@ from bottega.ui.base_analysis import (
 from tests.builders import solid_image
 from tests.knowledge.doubles import damaged_image, text_example
 from tests.ui.base_console import TOKEN, Elements, base_console
-from tests.ui.conftest import log_in, serious_findings
+from tests.ui.conftest import drop, log_in, serious_findings
 
 MARKUP = st.builds(
     "{}{}{}".format,
@@ -69,16 +69,7 @@ def test_dropped_files_are_added_and_broken_ones_named(page: Page, tmp_path: Pat
         log_in(page, served.url)
         page.goto(f"{served.url}/knowledge/add")
         files = {"a.png": solid_image(1).data, "<b>broken.png": b"x", "c.png": solid_image(2).data}
-        page.evaluate(
-            """files => {
-                const dropped = new DataTransfer();
-                for (const [name, bytes] of Object.entries(files))
-                    dropped.items.add(new File([new Uint8Array(bytes)], name, {type: "image/png"}));
-                document.querySelector(".drop").dispatchEvent(
-                    new DragEvent("drop", {dataTransfer: dropped, cancelable: true}));
-            }""",
-            {name: list(data) for name, data in files.items()},
-        )
+        drop(page, ".drop", files)
         expect(page.locator(".previews img")).to_have_count(3)
         page.get_by_label("Label", exact=True).fill("red <i>")
         page.get_by_role("button", name="Add the images").click()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
 import aiohttp
@@ -29,13 +31,16 @@ from bottega.types import (
     Query,
     Reply,
 )
+from tests import server
 from tests.builders import solid_image
+from tests.evaluation.report.builders import benchmark, store_streams
 from tests.recording.test_traces import trace
-from tests.server import Server
+from tests.server import Server, ok, refuse
 from tests.ui.conftest import TOKEN, Console, console
 from tests.ui.test_sessions import SAME, jar
 
 MARKER = "zzmarkup"
+ADDRESSES = ("href", "src", "action", "formaction", "data")
 PARTS = st.sampled_from(
     [
         f"<{MARKER}>",
@@ -53,6 +58,10 @@ PARTS = st.sampled_from(
 TEXT = st.lists(PARTS | st.text(max_size=8), min_size=1, max_size=4).map("".join)
 
 
+def printable(text: str) -> str:
+    return "".join(one for one in text if one.isprintable())
+
+
 class Finder(HTMLParser):
     """Collects elements, attributes and addresses that come from the marker."""
 
@@ -64,8 +73,8 @@ class Finder(HTMLParser):
         if MARKER in tag:
             self.found.append(tag)
         for name, value in attrs:
-            runs = name.startswith("on") or (value or "").strip().lower().startswith("javascript")
-            if MARKER in name or (runs and name != "value"):
+            script = (value or "").strip().lower().startswith("javascript")
+            if MARKER in name or name.startswith("on") or (script and name in ADDRESSES):
                 self.found.append(f"{tag} {name}={value}")
 
 
@@ -82,24 +91,58 @@ def test_the_finder_finds_markup() -> None:
     assert markup_of(f'<p title="&lt;{MARKER}">&lt;{MARKER}&gt; javascript:</p>') == []
 
 
-@pytest.fixture
-def served(endpoint: Server, tmp_path: Path) -> Iterator[Console]:
-    with console(tmp_path, endpoint) as opened:
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[Server]:
+    with server.running() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def served(
+    upstream: Server, runs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Console]:
+    more = f'\n[console]\nruns = "{runs}"\n'
+    with console(tmp_path_factory.mktemp("gateway"), upstream, more=more) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def session(served: Console) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(cookie_jar=jar(), headers=SAME) as opened:
+        async with opened.get(f"{served.url}/login?token={TOKEN}") as reply:
+            assert reply.status == 200
         yield opened
 
 
 async def pages(
     served: Console, *paths: str, status: int = 200, policy: str = "script-src 'self'"
 ) -> str:
-    async with aiohttp.ClientSession(cookie_jar=jar()) as session:
-        found = []
-        for path in (f"login?token={TOKEN}", *paths):
-            async with session.get(URL(f"{served.url}/{path}", encoded=True)) as reply:
-                assert reply.status == (200 if path.startswith("login") else status), path
-                if not path.startswith("login"):
-                    assert policy in reply.headers["Content-Security-Policy"]
+    """Return the texts of the pages. Pages of analyses and runs are loaded until complete."""
+    found, left = [], list(paths)
+    async with session(served) as client:
+        while left:
+            async with client.get(URL(f"{served.url}/{left[0]}", encoded=True)) as reply:
+                assert reply.status == status, left[0]
+                assert policy in reply.headers["Content-Security-Policy"]
                 found.append(await reply.text())
-        return "".join(found)
+                if "refresh" not in reply.headers:
+                    del left[0]
+    return "".join(found)
+
+
+async def submit(served: Console, path: str, form: aiohttp.FormData, status: int = 200) -> str:
+    async with (
+        session(served) as client,
+        client.post(f"{served.url}/{path}", data=form) as reply,
+    ):
+        text = await reply.text()
+        assert reply.status == status, text
+        return text
 
 
 def test_requests_show_texts_as_texts(served: Console) -> None:
@@ -131,45 +174,152 @@ def test_requests_show_texts_as_texts(served: Console) -> None:
 
 
 def test_the_ledger_shows_names_as_texts(served: Console) -> None:
-    names = [f"<{MARKER}>", f'"><{MARKER} onerror=alert(1)>', f"' on{MARKER}='x"]
-    for number, name in enumerate(names):
-        served.server.ledger.record(
-            Entry(time.time(), f"req_{number}", "", name, name, name, "answered", cost_usd=0.1)
-        )
-    served.server.ledger.flush()
-    missing = f"nothing/{quote(names[1])}"
-    assert markup_of(asyncio.run(pages(served, missing, status=404))) == []
-    text = asyncio.run(pages(served, "overview", "requests", f"requests?tier={quote(names[0])}"))
-    assert MARKER in text and markup_of(text) == []
+    @settings(max_examples=4)
+    @given(names=st.lists(TEXT, min_size=8, max_size=8))
+    def check(names: list[str]) -> None:
+        now, ledger = time.time(), served.server.ledger
+        names = [f"<{MARKER}>{printable(name).replace('/', '')}" for name in names]
+        for number, name in enumerate(names):
+            other = names[number - 1]
+            ledger.record(
+                Entry(now, f"req_{name}", other, name, name, other, "answered", cost_usd=0.1)
+            )
+        ledger.flush()
+        first = quote(names[0], safe="")
+        asked = [f"{name}={first}" for name in ("tier", "namespace", "text", "state", "message")]
+        shown = ["overview", "requests", *(f"requests?{one}" for one in asked)]
+        shown += [f"overview?period=1h&{asked[1]}", f"requests/req_{first}?time={now}"]
+        text = asyncio.run(pages(served, *shown))
+        text += asyncio.run(pages(served, f"nothing/{first}", status=404))
+        assert MARKER in text and markup_of(text) == []
+
+    check()
+
+
+def test_names_of_keys_are_texts(served: Console) -> None:
+    accounts = served.server.accounts
+
+    @settings(max_examples=6)
+    @given(name=TEXT, namespace=TEXT)
+    def check(name: str, namespace: str) -> None:
+        name, namespace = printable(f"<{MARKER}>{name}"), printable(namespace)
+        form = aiohttp.FormData({"name": name, "namespace": namespace})
+        created = asyncio.run(submit(served, "keys", form))
+        account = accounts.list()[-1]
+        assert (account.name, account.namespace) == (name.strip(), namespace.strip())
+        accounts.revoke(account.id)
+        text = created + asyncio.run(pages(served, "keys"))
+        assert text.count(account.id) >= 2 and MARKER in text and markup_of(text) == []
+
+    check()
+
+
+def test_answers_and_demonstrations_of_the_playground_are_texts(
+    served: Console, upstream: Server
+) -> None:
+    base, question = served.open_base(""), "Which of these many words are common to both questions?"
+
+    @settings(max_examples=8)
+    @given(answer=TEXT, asked=TEXT, shown=TEXT)
+    def check(answer: str, asked: str, shown: str) -> None:
+        base.delete(base.ids())
+        base.add([Example(Query(f"{question} {shown}!"), f"demonstration <{MARKER}>{shown}")])
+        fields = {
+            "action": "ask",
+            "question": f"{question} Now {asked}",
+            "model_a": "bottega/small",
+        }
+        for reply, found in (
+            (ok(f"answer <{MARKER}>{answer}"), "demonstration &lt;"),
+            (refuse(400, f"answer <{MARKER}>{answer}"), 'class="notice problem"'),
+        ):
+            upstream.answers = [reply]
+            page = asyncio.run(submit(served, "playground", aiohttp.FormData(fields)))
+            assert "answer &lt;" in page and found in page
+            assert markup_of(page) == []
+
+    check()
+
+
+def test_names_of_files_are_texts(served: Console) -> None:
+    served.open_base("").add([Example(Query("common words"), "seven")])
+    uploads = (
+        ("playground", "images", b"no image", 400),
+        ("cache", "image", b"no image", 400),
+        ("cache", "image", solid_image(3).data, 200),
+        ("cache/import", "file", b"no JSON", 200),
+        ("knowledge/add", "images", b"no image", 200),
+    )
+
+    @settings(max_examples=4)
+    @given(name=TEXT, text=TEXT)
+    def check(name: str, text: str) -> None:
+        for path, field, data, status in uploads:
+            fields = {"action": "ask", "question": text, "text": f"common {text}"}
+            form = aiohttp.FormData(fields, quote_fields=False)
+            form.add_field(field, data, filename=f"<{MARKER}>{printable(name)}")
+            page = asyncio.run(submit(served, path, form, status))
+            assert markup_of(page) == [], path
+            assert MARKER in page or path == "cache/import"
+
+    check()
+
+
+def test_names_of_namespaces_are_texts(served: Console, upstream: Server) -> None:
+    upstream.answers = [ok("seven")]
+    url = f"{served.api}/chat/completions"
+
+    async def ask(name: str) -> None:
+        message = {"role": "user", "content": f"Is it {name}?"}
+        body = {"model": "bottega/large", "messages": [message]}
+        headers = {"x-bottega-namespace": name}
+        async with aiohttp.request("POST", url, json=body, headers=headers) as reply:
+            assert reply.status == 200
+
+    @settings(max_examples=4)
+    @given(name=TEXT)
+    def check(name: str) -> None:
+        name = "".join(one for one in f"<{MARKER}>{name}" if " " <= one <= "~").strip()
+        asyncio.run(ask(name))
+        served.server.ledger.flush()
+        base = served.open_base(name)
+        assert len(base) == 1
+        wanted = f"namespace={quote(name, safe='')}"
+        paths = [f"{page}?{wanted}" for page in ("overview", "requests", "cache", "knowledge")]
+        paths += [f"cache/{base.ids()[0]}?{wanted}", "cache", "requests"]
+        views = ("map", "duplicates", "wrong-labels", "add")
+        paths += [f"knowledge/{view}?{wanted}" for view in views]
+        text = asyncio.run(pages(served, *paths))
+        assert "Is it &lt;" in text and markup_of(text) == []
+
+    check()
+
+
+def test_a_run_of_streams_shows_names_as_texts(served: Console, runs: Path) -> None:
+    data = benchmark(3, examples=3, side=16)
+
+    @settings(max_examples=4)
+    @given(texts=st.tuples(*[TEXT] * 4))
+    def check(texts: tuple[str, ...]) -> None:
+        small, large, embed, name = texts
+        folder = re.sub("[/\0]", "_", f"<{MARKER}>{small}")
+        named = replace(data, name=f"<{MARKER}>{name}")
+        with TemporaryDirectory(suffix=folder, dir=runs) as run:
+            settings = {"tiers": (small, large), "embed": embed, "embed_text": embed}
+            asyncio.run(store_streams(Path(run), named, **settings))
+            wanted = f"run={quote(Path(run).name, safe='')}"
+            text = asyncio.run(pages(served, "evaluations", f"evaluations/run?{wanted}"))
+            text += asyncio.run(pages(served, f"evaluations/items?{wanted}", status=404))
+            text += asyncio.run(pages(served, f"evaluations/report?{wanted}", policy="default-src"))
+            assert MARKER in text and markup_of(text) == []
+
+    check()
 
 
 def test_forms_show_fields_as_texts(served: Console) -> None:
-    async def submit(fields: dict[str, Any]) -> str:
-        async with aiohttp.ClientSession(cookie_jar=jar(), headers=SAME) as session:
-            async with session.get(f"{served.url}/login?token={TOKEN}"):
-                pass
-            texts = []
-            form = aiohttp.FormData({"action": "ask", **fields})
-            form.add_field("images", b"no image", filename=f"<{MARKER}>.png")
-            async with session.post(f"{served.url}/playground", data=form) as reply:
-                assert reply.status == 400
-                texts.append(await reply.text())
-            async with session.post(
-                f"{served.url}/playground", data={"action": "ask", **fields}
-            ) as reply:
-                texts.append(await reply.text())
-            message = {"message": fields["question"]}
-            async with session.get(f"{served.url}/overview", params=message) as reply:
-                texts.append(await reply.text())
-            return "".join(texts)
-
     for text in (f"<{MARKER}>", f'"><{MARKER} onerror=alert(1)>', f"</textarea><{MARKER}>"):
-        found = asyncio.run(submit({"question": text, "namespace": text, "shots_a": text}))
+        form = aiohttp.FormData(
+            {"action": "ask", "question": text, "namespace": text, "shots_a": text}
+        )
+        found = asyncio.run(submit(served, "playground", form, 400))
         assert MARKER in found and markup_of(found) == []
-
-
-def test_key_names_are_texts(served: Console) -> None:
-    name = f'"><{MARKER} onerror=alert(1)>'
-    served.server.accounts.add(name, namespace=f"<{MARKER}>")
-    text = asyncio.run(pages(served, "keys"))
-    assert MARKER in text and markup_of(text) == []

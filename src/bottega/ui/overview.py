@@ -80,7 +80,8 @@ class OverviewPage:
         saved: Savings | None = None
         if found.requests:
             since = time.time() - PERIODS[period][0]
-            saved = savings(self.ledger, namespace=namespace, since=since)
+            # Means of other namespaces would show their costs.
+            saved = savings(self.ledger, namespace=namespace, since=since, pooled=user.sees_all)
         return Page(
             "overview.html",
             {

@@ -153,6 +153,7 @@ class RequestPages:
                 "title": "Request",
                 "request": recorded,
                 "trace": recorded.trace,
+                "images": self._images(recorded),
                 "ended": ENDED,
                 "models": models if recorded.trace is not None else [],
                 "names": self.account_names() if visit.user.sees_all else {},
@@ -209,12 +210,18 @@ class RequestPages:
         recorded = self._visible(visit)
         if recorded.trace is None:
             raise NotFoundError("the trace of this request is not stored", hint=STORE_HINT)
-        images = {}
-        for sha256 in image_hashes(recorded.trace):
-            with suppress(NotFoundError, ImageError):  # not stored, or damaged
-                images[sha256] = self._image(recorded, sha256)
+        images = self._images(recorded)
         text = render_explanation(recorded.trace, images, absent="they are not stored")
         return Response(text, 200, REPORT_HEADERS, "text/html; charset=utf-8")
+
+    def _images(self, recorded: RecordedRequest) -> dict[str, Image]:
+        """Return the stored images of a request by SHA-256: some may not be stored, or be deleted
+        with their example since."""
+        images = {}
+        for sha256 in () if recorded.trace is None else image_hashes(recorded.trace):
+            with suppress(NotFoundError, ImageError):  # not stored, or damaged
+                images[sha256] = self._image(recorded, sha256)
+        return images
 
     def _image(self, recorded: RecordedRequest, sha256: str) -> Image:
         shown = set[str]() if recorded.trace is None else image_hashes(recorded.trace)

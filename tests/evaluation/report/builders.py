@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image as Pillow
@@ -18,6 +19,7 @@ from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.report.payload import keep_thumbnails
 from bottega.evaluation.run_store import FILE, RunStore
 from bottega.evaluation.runner import RunState, evaluate
+from bottega.evaluation.stream_plan import StreamConfig
 from bottega.image import Image
 from bottega.types import Answer, Candidate, Completion, Example, Prompt, Query, Reply, Trace, Usage
 
@@ -105,3 +107,28 @@ def three_methods(data: Benchmark) -> list[Method]:
         Method("random", 3, simulated_answers(data, 0.5, 3, failing=(2,))),
         Method("top-k", 3, simulated_answers(data, 0.8, 3)),
     ]
+
+
+async def store_streams(folder: Path, data: Benchmark, **changes: Any) -> StreamConfig:
+    """Store a run of streams of which the first one is answered; return its settings."""
+    config = StreamConfig(
+        data.name,
+        tiers=("small", "large"),
+        router="coin",
+        rates=(0.5,),
+        starts=("none",),
+        retrieve=("image",),
+        controls=("no-cache",),
+        shots=3,
+        orders=1,
+        embed="tower",
+        embed_text="words",
+        evict=("none",),
+    )
+    config = replace(config, **changes)
+    orders = [list(range(len(data.items)))]
+    settings = {**config.record(), "metrics": ["accuracy"], "item_orders": orders}
+    method = Method(config.streams()[0].name, config.shots, simulated_answers(data, 0.3, 0))
+    with closing(RunStore.open(folder, settings, data.items)) as store:
+        await evaluate(data, method, RunConfig(), RunState(store))
+    return config

@@ -88,11 +88,13 @@ def savings(
     namespace: str | None = None,
     since: float | None = None,
     master: str | None = None,
+    pooled: bool = True,
 ) -> Savings:
-    """Return the savings of one namespace, or of all. `since` is in unix seconds. Blocks."""
+    """Return the savings of one namespace, or of all. `since` is in unix seconds. Without `pooled`,
+    the costs of other namespaces are not used. Blocks."""
     master = master or ledger.master() or MASTER
     since = since or 0.0
-    reader = SavingsReader(ledger, since, namespace, master)
+    reader = SavingsReader(ledger, since, namespace, master, pooled or namespace is None)
     routes = reader.routes()
     first, last = reader.period()
     spent = sum(route.cost_usd for route in routes)
@@ -263,6 +265,7 @@ class SavingsReader:
     since: float
     namespace: str | None
     master: str
+    pooled: bool = True
 
     def routes(self) -> tuple[Route, ...]:
         where = "" if self.namespace is None else "WHERE namespace = ?"
@@ -282,11 +285,12 @@ class SavingsReader:
         )
 
     def master_costs(self) -> dict[str, AnswerCosts]:
-        """Return the costs of the master's answers in each namespace."""
+        """Return the costs of the master's answers in each namespace; in the own one alone unless
+        `pooled`."""
         sums = defaultdict[str, tuple[float, float, float]](lambda: (0, 0.0, 0.0))
         # Sorted: the bootstrap draws its samples in this order.
         for name, state, n, total, squares in sorted(self._sums(MASTER_COSTS, "", self.master)):
-            if state in ("answered", "shadow"):
+            if state in ("answered", "shadow") and (self.pooled or name == self.namespace):
                 before = sums[name]
                 sums[name] = (before[0] + n, before[1] + total, before[2] + squares)
         few = orjson.dumps(

@@ -1,6 +1,6 @@
 "use strict";
 // Pages work without this script. It refreshes statistics, previews files, accepts dropped files,
-// submits forms in place, asks for confirmation, and switches the theme.
+// submits forms without leaving the page, asks for confirmation, and switches the theme.
 
 const THEMES = ["", "light", "dark"];
 const root = document.documentElement;
@@ -67,7 +67,23 @@ async function refresh() {
 const seconds = Number(document.querySelector("[data-refresh]")?.dataset.refresh || 0);
 if (seconds > 0) setInterval(refresh, seconds * 1000);
 
-async function submitInline(form, submitter) {
+// Show the reply to a form. After an error, the form keeps its contents.
+function show(form, response, page) {
+  if (response.redirected) return location.assign(response.url);
+  if (form.dataset.inline) {
+    replace(form.dataset.inline, page);
+  } else if (response.ok) {
+    const main = document.importNode(page.querySelector("main"), true);
+    document.querySelector("main").replaceWith(main);
+    main.focus();
+  } else {
+    const problem = page.querySelectorAll("main .notice, main .notice ~ p");
+    return notify([...problem].map((one) => one.textContent).join(": "));
+  }
+  notify("");
+}
+
+async function submitForm(form, submitter) {
   const fields = new FormData(form, submitter);  // before the submitter is disabled
   form.classList.add("busy");
   const buttons = [...form.querySelectorAll("button:not(:disabled)")];
@@ -75,9 +91,8 @@ async function submitInline(form, submitter) {
   try {
     if ("batches" in form.dataset) return await sendBatches(form, fields);
     // Not form.action: a button of that name would hide it.
-    const { page } = await load(form.getAttribute("action") || location.href, { method: "POST", body: fields });
-    replace(form.dataset.inline, page);
-    notify("");
+    const { response, page } = await load(form.getAttribute("action") || location.href, { method: "POST", body: fields });
+    show(form, response, page);
   } catch (error) {
     explain(error, "Your input is kept: submit the form again.");
   } finally {
@@ -195,9 +210,9 @@ document.addEventListener("submit", async (event) => {
     return;
   }
   delete form.dataset.agreed;
-  if (form.dataset.inline) {
+  if (form.getAttribute("method") === "post" && !("native" in form.dataset)) {
     event.preventDefault();
-    await submitInline(form, event.submitter);
+    await submitForm(form, event.submitter);
   }
 });
 
@@ -237,27 +252,33 @@ for (const input of document.querySelectorAll("input[type=file]")) {
   if (input.files.length) preview(input);
 }
 
-for (const zone of document.querySelectorAll(".drop")) {
-  const input = zone.querySelector("input[type=file]");
-  zone.addEventListener("dragover", (event) => {
+async function choose(input, transfer) {
+  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
+  let chosen = [...transfer.files].slice(0, input.multiple ? Infinity : 1);
+  let found = null;
+  if (input.multiple && entries.some((entry) => entry.isDirectory)) {
+    found = (await Promise.all(entries.map((entry) => filesOf(entry)))).flat();
+    chosen = found.map((one) => one.file);
+  }
+  const files = new DataTransfer();
+  for (const file of chosen) files.items.add(file);
+  input.files = files.files;
+  if (found) dropped.set(input, found); else dropped.delete(input);
+  preview(input);
+}
+
+// A browser would open files that are dropped beside a zone: the page and its forms would be lost.
+for (const type of ["dragover", "dragleave", "drop"]) {
+  document.addEventListener(type, async (event) => {
+    const zone = event.target.closest(".drop");
+    if (!event.dataTransfer?.types.includes("Files") || (!zone && event.target.type === "file")) return;
     event.preventDefault();
-    zone.classList.add("over");
-  });
-  zone.addEventListener("dragleave", () => zone.classList.remove("over"));
-  zone.addEventListener("drop", async (event) => {
-    event.preventDefault();
-    zone.classList.remove("over");
-    const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
-    let chosen = [...event.dataTransfer.files].slice(0, input.multiple ? Infinity : 1);
-    dropped.delete(input);
-    if (input.multiple && entries.some((entry) => entry.isDirectory)) {
-      const found = (await Promise.all(entries.map((entry) => filesOf(entry)))).flat();
-      dropped.set(input, found);
-      chosen = found.map((one) => one.file);
+    zone?.classList.toggle("over", type === "dragover");
+    if (type !== "drop" || !zone) return;
+    try {
+      await choose(zone.querySelector("input[type=file]"), event.dataTransfer);
+    } catch {
+      notify("The dropped files cannot be read: choose files instead.");
     }
-    const files = new DataTransfer();
-    for (const file of chosen) files.items.add(file);
-    input.files = files.files;
-    preview(input);
   });
 }
