@@ -147,7 +147,7 @@ def add_examples(served: Console) -> None:
 def store_requests(served: Console) -> Trace:
     """Store requests. Return the trace of one, with a search tree, compressed passages and an
     image."""
-    now, text, shown = time.time(), markup(0), candidates(markup(1), markup(2))
+    now, text, shown = time.time(), markup(0), tuple(candidates(markup(1), markup(2)))
     one = replace(
         trace("req_" + "1" * 32, now - 60),
         query=Query(text, (solid_image(1),), (markup(3),)),

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
-from playwright.sync_api import Page
+from playwright.sync_api import Dialog, Page
 from starlette.routing import Match, Route
 
 from tests.server import Server
@@ -70,8 +70,13 @@ def test_every_page_is_accessible_in_both_themes_fits_a_phone_and_runs_no_markup
     # A refresh would replace controls meanwhile.
     page.add_init_script(f"{AXE_SCRIPT}; window.setInterval = () => 0")
     happened = list[str]()
+
+    def dismiss(dialog: Dialog) -> None:
+        happened.append(dialog.message)
+        dialog.dismiss()
+
     page.on("console", lambda message: happened.append(message.text))
-    page.on("dialog", lambda dialog: happened.append(dialog.message) or dialog.dismiss())
+    page.on("dialog", dismiss)
     page.on("request", lambda sent: happened.append(sent.url) if _is_extra(sent.url) else None)
     problems, views, checked = list[str](), VIEWS, list[str]()
     for name in filled.open_pages(page):

@@ -69,7 +69,7 @@ if (seconds > 0) setInterval(refresh, seconds * 1000);
 
 // Show the reply to a form. After an error, the form keeps its contents.
 function show(form, response, page) {
-  if (response.redirected) return location.assign(response.url);
+  let problem = "";
   if (form.dataset.inline) {
     replace(form.dataset.inline, page);
   } else if (response.ok) {
@@ -77,10 +77,10 @@ function show(form, response, page) {
     document.querySelector("main").replaceWith(main);
     main.focus();
   } else {
-    const problem = page.querySelectorAll("main .notice, main .notice ~ p");
-    return notify([...problem].map((one) => one.textContent).join(": "));
+    const lines = page.querySelectorAll("main .notice, main .notice ~ p");
+    problem = [...lines].map((one) => one.textContent).join(": ");
   }
-  notify("");
+  notify(problem);
 }
 
 async function submitForm(form, submitter) {
@@ -88,17 +88,21 @@ async function submitForm(form, submitter) {
   form.classList.add("busy");
   const buttons = [...form.querySelectorAll("button:not(:disabled)")];
   buttons.forEach((button) => { button.disabled = true; });
+  let isLeaving = false;
   try {
     if ("batches" in form.dataset) return await sendBatches(form, fields);
     // Not form.action: a button of that name would hide it.
     const { response, page } = await load(form.getAttribute("action") || location.href, { method: "POST", body: fields });
-    show(form, response, page);
+    isLeaving = response.redirected;  // after a change
+    if (isLeaving) location.assign(response.url); else show(form, response, page);
   } catch (error) {
     explain(error, "Your input is kept: submit the form again.");
   } finally {
-    form.classList.remove("busy");
-    buttons.forEach((button) => { button.disabled = false; });
-    submitter?.focus();
+    if (!isLeaving) {
+      form.classList.remove("busy");
+      buttons.forEach((button) => { button.disabled = false; });
+      submitter?.focus();
+    }
   }
 }
 
