@@ -104,9 +104,9 @@ async def gathered(calls: list[Awaitable[Reply]], concurrency: int) -> list[Repl
 
 
 def admitted(replies: list[Reply]) -> int:
-    unexpected = {one.status for one in replies} - {200, 429}
-    if unexpected:
-        raise SystemExit(f"unexpected status codes: {sorted(unexpected)}")
+    for one in replies:
+        if one.status not in (200, 429):
+            raise SystemExit(f"unexpected status code {one.status}: {one.text}, {one.headers}")
     return sum(one.status == 200 for one in replies)
 
 

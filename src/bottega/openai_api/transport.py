@@ -36,6 +36,9 @@ from bottega.openai_api.streams import DONE, EventReader, to_chunks
 MAX_REPLY_MB = 64
 MAX_WRITE = 1 << 20
 CONNECT_SECONDS = 15.0
+# uvicorn, and so vLLM, closes a connection that is idle for 5 seconds. A request that it crosses
+# would fail, and must not be repeated, because the server may have read it.
+KEEP_ALIVE_SECONDS = 4.0
 STREAM_HEADERS = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
 # The end of the response comes with or right after `[DONE]`; the connection can serve again then.
 DRAIN_SECONDS = 0.1
@@ -107,7 +110,7 @@ class Connections:
         if connection is None or connection.session.closed:
             session = aiohttp.ClientSession(
                 # `slots` limit the requests: a wait in aiohttp's queue would count towards `total`.
-                connector=aiohttp.TCPConnector(limit=0),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
                 timeout=aiohttp.ClientTimeout(
                     total=self.timeout, sock_connect=min(self.timeout, CONNECT_SECONDS)
                 ),
