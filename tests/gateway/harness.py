@@ -177,7 +177,7 @@ def harness(
         gateway.completer,
         gateway.finalizer,
         server.records.append,
-        lambda record, similarity, pair: server.pairs.append((similarity, pair)),
+        lambda record, similarity, pair, sampled: server.pairs.append((similarity, pair)),
         response_cache.replies,
     )
     app = App(gateway, ChatEndpoint(gateway.answer, server.records.append, gateway.limits))

@@ -266,7 +266,7 @@ def test_gate_state_survives_a_restart(tmp_path: Path) -> None:
             for _ in range(samples):
                 measure.gate.learn([_near()], 1.0, 0.0)
             state = measure.gate.state()
-            gateway_server.ledger.set_gate("team", json.dumps(state))
+            gateway_server.ledger.set_gate("team", "nearest", json.dumps(state))
             return state
         finally:
             await gateway_server.aclose()

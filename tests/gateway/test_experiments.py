@@ -191,6 +191,9 @@ def test_report_compares_variants(ledger: Ledger) -> None:
         ledger.record(Entry(*common, "large", "m", "shadow", cost_usd=0.1))
         agrees = 0.9 if name == "b" else 0.2
         ledger.record_shadow(ShadowSample(time, f"r{number}", "ns", 0.5, agrees, 0.0))
+        # Measured for the gate, not drawn at random.
+        others = ShadowSample(time, f"r{number}", "ns", 0.5, 1.0 - agrees, 0.0, sampled=False)
+        ledger.record_shadow(others)
         if number % 3 == 0 and number < 600:
             ledger.flush()
             rating = float(name == "b")

@@ -47,13 +47,13 @@ def test_all_columns_are_stored(ledger: Ledger, file: Path) -> None:
         reason="cold start\0" + "x" * 400,
     )
     ledger.record(whole)
-    ledger.record_shadow(ShadowSample(6.0, "r", "ns", 0.9, 1.0, 0.0))
+    ledger.record_shadow(ShadowSample(6.0, "r", "ns", 0.9, 1.0, 0.0, sampled=False))
     ledger.flush()
     row = ledger.read("SELECT * FROM entries")[0]
     assert row[:15] == (*(getattr(whole, n) for n in Entry.__slots__[:13]), 0.05, 0.75)
     assert row[15:17] == (200, "more-shots:b")
     assert row[17] == f"cold start\N{REPLACEMENT CHARACTER}{'x' * (MAX_REASON - 11)}"
-    assert ledger.read("SELECT * FROM shadows") == [(6.0, "r", "ns", 0.9, 1.0, 0.0, "")]
+    assert ledger.read("SELECT * FROM shadows") == [(6.0, "r", "ns", 0.9, 1.0, 0.0, "", 0)]
 
 
 def test_entries_are_written_within_half_a_second(ledger: Ledger, file: Path) -> None:
@@ -305,15 +305,17 @@ def test_pruning_keeps_monthly_spending(file: Path) -> None:
 
 def test_gates_keep_their_state(file: Path) -> None:
     ledger = Ledger(file)
-    assert ledger.gate("ns") is None
-    ledger.set_gate("ns", '{"n": 1}')
-    ledger.set_gate("other", "{}")
-    assert ledger.gate("ns") == '{"n": 1}'
-    ledger.set_gate("ns", '{"n": 2}')
+    assert ledger.gate("ns", "nearest") is None
+    ledger.set_gate("ns", "nearest", '{"n": 1}')
+    ledger.set_gate("other", "nearest", "{}")
+    ledger.set_gate("ns", "text", "[]")
+    assert ledger.gate("ns", "nearest") == '{"n": 1}'
+    ledger.set_gate("ns", "nearest", '{"n": 2}')
     ledger.set_master("master")
     ledger.close()
     again = Ledger(file)
-    assert (again.gate("ns"), again.gate("other"), again.master()) == ('{"n": 2}', "{}", "master")
+    states = [again.gate("ns", "nearest"), again.gate("ns", "text"), again.gate("other", "nearest")]
+    assert (*states, again.master()) == ('{"n": 2}', "[]", "{}", "master")
     again.close()
 
 

@@ -54,7 +54,9 @@ def ledgers(database: str) -> Iterator[list[Ledger]]:
         ledger.close()
 
 
-def record(ledger: Ledger, sample: PairedSample, namespace: str = "a", retrieve: str = "") -> None:
+def record(
+    ledger: Ledger, sample: PairedSample, namespace: str = "a", retrieve: str = "nearest"
+) -> None:
     ledger.record_shadow(ShadowSample(0.0, "r", namespace, *sample, retrieve=retrieve))
     ledger.flush()
 
@@ -70,7 +72,7 @@ def samples(number: int, seed: int = 0) -> list[PairedSample]:
 async def test_gates_of_all_gateways_are_equal(ledgers: list[Ledger]) -> None:
     """Each gateway measures a third, and all decide from all samples."""
     gates = [SharedGates(ledger) for ledger in ledgers]
-    opened = [await asyncio.to_thread(one.open, "a") for one in gates]
+    opened = [await asyncio.to_thread(one.open, "a", "nearest") for one in gates]
     single = BenefitGate()
     for number, sample in enumerate(samples(90)):
         await asyncio.to_thread(record, ledgers[number % 3], sample)
@@ -85,9 +87,10 @@ async def test_gates_of_all_gateways_are_equal(ledgers: list[Ledger]) -> None:
     last = samples(1, seed=9)[0]
     await asyncio.to_thread(record, ledgers[1], last)
     single.add(last)
-    late = await asyncio.to_thread(SharedGates(ledgers[2]).open, "a")
+    late = await asyncio.to_thread(SharedGates(ledgers[2]).open, "a", "nearest")
     assert late.state() == single.state()
-    assert (await asyncio.to_thread(SharedGates(ledgers[2]).open, "b")).state()["samples"] == []
+    other = await asyncio.to_thread(SharedGates(ledgers[2]).open, "b", "nearest")
+    assert other.state()["samples"] == []
 
 
 async def test_each_retrieval_method_has_a_gate(ledgers: list[Ledger]) -> None:
@@ -96,7 +99,7 @@ async def test_each_retrieval_method_has_a_gate(ledgers: list[Ledger]) -> None:
     await asyncio.to_thread(record, ledgers[0], first, retrieve="image")
     await asyncio.to_thread(record, ledgers[0], second, retrieve="none")
     by_image = await asyncio.to_thread(gates.open, "a", "image")
-    configured = await asyncio.to_thread(gates.open, "a")
+    configured = await asyncio.to_thread(gates.open, "a", "nearest")
     assert by_image.state()["samples"] == [list(first)]
     assert configured.state()["samples"] == []
     await asyncio.to_thread(record, ledgers[1], third)
@@ -106,7 +109,7 @@ async def test_each_retrieval_method_has_a_gate(ledgers: list[Ledger]) -> None:
     await asyncio.to_thread(ledgers[0].flush)
     # A gateway that starts now reads the stored states.
     late = SharedGates(ledgers[2])
-    for one, retrieve in ((by_image, "image"), (configured, "")):
+    for one, retrieve in ((by_image, "image"), (configured, "nearest")):
         opened = await asyncio.to_thread(late.open, "a", retrieve)
         assert opened.state() == one.state()
 
@@ -118,13 +121,13 @@ async def test_sample_of_a_slow_transaction_is_not_skipped(
     import asyncpg
 
     gates = [SharedGates(ledgers[0]), SharedGates(ledgers[1])]
-    opened = [await asyncio.to_thread(one.open, "a") for one in gates]
+    opened = [await asyncio.to_thread(one.open, "a", "nearest") for one in gates]
     slow = await asyncpg.connect(database)
     transaction = slow.transaction()
     await transaction.start()
     await slow.execute(
         "INSERT INTO gateway_shadows (time, request_id, namespace, similarity, with_score,"
-        " without_score, id) VALUES (0, 'r', 'a', 0.25, 1, 0, 'slow')"
+        " without_score, id, retrieve) VALUES (0, 'r', 'a', 0.25, 1, 0, 'slow', 'nearest')"
     )
     await asyncio.to_thread(record, ledgers[0], PairedSample(0.5, 1.0, 0.0))
     await gates[0].update()
@@ -158,7 +161,7 @@ class Gates:
         )
 
     def open(self, namespace: str) -> BenefitGate:
-        return self._opener._gate(namespace)
+        return self._opener._gate(namespace, "nearest")
 
     def measure(self, namespace: str, sample: PairedSample) -> None:
         """Learn as `ShadowSampler` does, then store the sample."""
@@ -166,7 +169,7 @@ class Gates:
         self.open(namespace).learn([near], sample.shown, sample.hidden)
         record = RequestRecord("r", namespace=namespace)
         pair = AgreementPair(sample.shown, sample.hidden, True)
-        self._opener.record_shadow_sample(record, sample.similarity, pair)
+        self._opener.record_shadow_sample(record, sample.similarity, pair, False)
         self._ledger.flush()
         if (shared := self._opener.shared_gates) is not None:
             asyncio.run(shared.update())
@@ -203,7 +206,7 @@ def test_damaged_state_does_not_prevent_a_start(location: str, tmp_path: Path) -
         # A file has only the state; PostgreSQL reads the samples again.
         kept = [list(samples(1)[0])] if ledger.tables is not None else []
         for state in ("[", "{}", '{"cursor": [1, 2]}', '{"cursor": 5}'):
-            ledger.set_gate("a", state)
+            ledger.set_gate("a", "nearest", state)
             gates = Gates(ledger, tmp_path)
             assert gates.open("a").state()["samples"] == kept
             assert not gates.open("a").is_measured

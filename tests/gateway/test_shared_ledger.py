@@ -136,7 +136,7 @@ def test_rows_are_stored(ledger: Ledger) -> None:
     whole = replace(whole, variant="more-shots:b", reason="cold start")
     ledger.record(whole)
     ledger.record_shadow(ShadowSample(6.0, "r", "ns", 0.9, 1.0, 0.0))
-    ledger.set_gate("ns", "{}")
+    ledger.set_gate("ns", "nearest", "{}")
     ledger.set_repeat("key", "example")
     ledger.flush()
     columns = "time, account, namespace, tier, model, state, shots, similarity, cost_usd, status,"
@@ -154,7 +154,7 @@ def test_rows_are_stored(ledger: Ledger) -> None:
             *(whole.state, whole.shots, 0.5, 0.25, whole.status, "more-shots:b", "cold start"),
         )
     ]
-    assert ledger.gate("ns") == "{}" and ledger.gate("other") is None
+    assert ledger.gate("ns", "nearest") == "{}" and ledger.gate("other", "nearest") is None
     assert ledger.repeat("key") is None  # without repeat_seconds
     ledger._repeat_seconds = 60.0
     assert ledger.repeat("key") == (NOW, "example")
@@ -218,13 +218,13 @@ async def test_event_loop_writes_instead_of_the_thread(database: str, pool: Post
             ledger.record(replace(entry(number, 0.5, "x"), time=NOW))
             await asyncio.sleep(0)
         await asyncio.to_thread(ledger.record, entry(20))
-        ledger.set_gate("a", "{}")
-        assert await asyncio.to_thread(ledger.gate, "a") == "{}"
+        ledger.set_gate("a", "nearest", "{}")
+        assert await asyncio.to_thread(ledger.gate, "a", "nearest") == "{}"
         await ledger.flushed()
         assert ledger.committed_this_month("x") == ledger.spent_this_month("x") == 9.5
         rows = "SELECT count(*) FROM entries"
         assert await asyncio.to_thread(ledger.read, rows) == [(21,)]
-        assert await asyncio.to_thread(ledger.gate, "a") == "{}"
+        assert await asyncio.to_thread(ledger.gate, "a", "nearest") == "{}"
         ledger.record(entry(21))
         await asyncio.to_thread(ledger.flush)  # waits for the loop
         assert await asyncio.to_thread(ledger.read, rows) == [(22,)]

@@ -173,12 +173,12 @@ def test_old_repeats_are_deleted(tmp_path: Path) -> None:
     assert ledger.repeat("key") == (1000.0, "example")
     ledger.flush()
     assert ledger.repeat("key") == (1000.0, "example")
-    ledger.set_gate("a", "{}")
+    ledger.set_gate("a", "nearest", "{}")
     now[0] += 61
     assert ledger.repeat("key") is None
     ledger.set_repeat("other", "example")
     ledger.flush()
     assert ledger.delete_old_repeats() == 1
     assert ledger.repeat("other") == (1061.0, "example")
-    assert ledger.gate("a") == "{}"
+    assert ledger.gate("a", "nearest") == "{}"
     ledger.close()

@@ -269,24 +269,47 @@ def test_report_compares_all_questions_of_variants(endpoint: Server, tmp_path: P
             # Both variants find the first question, only a finds the second one.
             for text in ("Which metal is liquid here?", "An unrelated wording"):
                 send(real, 250, text, user)
-        rows: list[Any] = []
-        end = time.monotonic() + 30
-        while len(rows) < 4:
-            assert time.monotonic() < end
-            server.ledger.flush()
-            rows = server.ledger.read(
-                "SELECT e.variant, s.retrieve FROM shadows AS s JOIN entries AS e"
-                " ON e.request_id = s.request_id WHERE e.variant != ''"
-                " ORDER BY e.variant, s.retrieve"
-            )
-    assert rows == [("try:a", ""), ("try:a", ""), ("try:b", "none"), ("try:b", "text")]
+        rows = shadow_rows(server.ledger, "e.variant, s.retrieve", 4)
+    assert rows == [
+        ("try:a", "nearest"),
+        ("try:a", "nearest"),
+        ("try:b", "none"),
+        ("try:b", "text"),
+    ]
     with closing(Ledger(tmp_path / FILE)) as ledger:
         agreement = experiment_report(ledger).comparisons[0]
         found = savings(ledger).agreement
         assert agreement.metric == "agreement" and agreement.a and agreement.b and found
         assert (agreement.a.n, agreement.b.n, found.gain.n) == (2, 2, 3)
-        sizes = [len(orjson.loads(ledger.gate("", name) or "")["samples"]) for name in ("", "text")]
-        assert sizes == [2, 1]
+        gates = [ledger.gate("", name) for name in ("nearest", "text")]
+        assert [len(orjson.loads(state or "")["samples"]) for state in gates] == [2, 1]
+
+
+def shadow_rows(ledger: Ledger, columns: str, count: int) -> list[Any]:
+    """Return columns of the shadow samples of variants, sorted, once there are `count`."""
+    end = time.monotonic() + 30
+    while True:
+        ledger.flush()
+        rows = ledger.read(
+            f"SELECT {columns} FROM shadows AS s JOIN entries AS e"
+            f" ON e.request_id = s.request_id WHERE e.variant != '' ORDER BY {columns}"
+        )
+        if len(rows) >= count:
+            return rows
+        assert time.monotonic() < end
+
+
+def test_agreement_excludes_samples_for_the_gate(endpoint: Server, tmp_path: Path) -> None:
+    """A gate with too few samples measures only questions with demonstrations."""
+    endpoint.answers = [by_question]
+    shadow = "[shadow]\nrate = 1e-9\ngate = true\n"
+    more = f'b.cache = {{ retrieve = "text", min_similarity = 0.2 }}\n{shadow}'
+    with gateway(configured(tmp_path, endpoint.url, more)) as (real, server):
+        send(real, 0, "Which metal is liquid?", model="bottega/large")
+        send(real, 250, "Which metal is liquid here?", A)
+        assert shadow_rows(server.ledger, "e.variant, s.sampled", 1) == [("try:a", 0)]
+        agreement = experiment_report(server.ledger).comparisons[0]
+    assert (agreement.metric, agreement.a, agreement.b) == ("agreement", None, None)
 
 
 @pytest.mark.parametrize("variant", ["no-retrieve", "route=apprentice", ""])

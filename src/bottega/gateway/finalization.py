@@ -136,13 +136,14 @@ log = logging.getLogger(__name__)
 class ShadowRunner:
     """Background measurement of the benefit of demonstrations, and of the agreement of the variants
     of an experiment with the master. `on_end` is called with the record of every call that only
-    measures, `measured` with every comparison and the similarity of its nearest demonstration. The
-    answer of a stored tier replaces the apprentice's in `repeats`. No client waits for it."""
+    measures, `measured` with every comparison, the similarity of its nearest demonstration and
+    whether the question was drawn at random. The answer of a stored tier replaces the apprentice's
+    in `repeats`. No client waits for it."""
 
     completer: Completer
     finalizer: Finalizer
     on_end: Callable[[RequestRecord], None]
-    measured: Callable[[RequestRecord, float | None, AgreementPair], None]
+    measured: Callable[[RequestRecord, float | None, AgreementPair, bool], None]
     repeats: ReplyCache
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -156,10 +157,7 @@ class ShadowRunner:
             return
         sampled = query.tenant.shadow.draw()
         if query.tenant.shadow.begins(sampled):
-            # Variants may find demonstrations for different questions: without this, the questions
-            # of their samples would differ.
-            with_all = bool(job.record.variant) and sampled
-            measurement = self._measure(job, query, result, *own, with_all)
+            measurement = self._measure(job, query, result, *own, sampled)
             task = asyncio.create_task(_in_span("shadow", measurement))
             # The event loop holds its tasks by weak references only.
             self._tasks.add(task)
@@ -192,10 +190,10 @@ class ShadowRunner:
         result: ChatResult,
         call: UpstreamCall,
         answer: str,
-        with_all: bool,
+        sampled: bool,
     ) -> None:
         """Compare an answer with and without demonstrations. An answer without candidates is
-        compared only if `with_all` is set."""
+        compared only if it was `sampled` in an experiment."""
         tenant, served = query.tenant, call.served
         assert tenant.shadow is not None
         found: list[Candidate] = []
@@ -207,7 +205,9 @@ class ShadowRunner:
                 found = fitting(hidden, job.request, served.capabilities)
         except BottegaError as error:
             log.info("request %s is not measured: %s", job.record.request_id, error)
-        if not (found or with_all):
+        # Variants may find demonstrations for different questions: without the others, they would
+        # be compared on different samples.
+        if not (found or (sampled and job.record.variant)):
             tenant.shadow.cancel()
             return
         expensive_first = self.completer.served[::-1]
@@ -227,7 +227,8 @@ class ShadowRunner:
             master=lambda: ask(master, ()) if master_answer is None else _given(master_answer),
         )
         if pair is not None:
-            self.measured(job.record, max((one.score for one in found), default=None), pair)
+            similarity = max((one.score for one in found), default=None)
+            self.measured(job.record, similarity, pair, sampled)
 
     async def _ask(self, job: ChatJob, served: ServedTier, shown: Sequence[Candidate]) -> str:
         """Return an answer that no client waits for, with a ledger entry of its own."""

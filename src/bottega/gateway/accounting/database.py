@@ -81,8 +81,9 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class ShadowSample:
     """Shadow sample: the agreement of an answer with the master's, from 0 to 1, with and without
-    demonstrations. `retrieve` is the retrieval method of a variant of an experiment that differs
-    from the gateway's, or "none" if the question had no demonstrations."""
+    demonstrations. `retrieve` is the retrieval method, "none" if the question had no
+    demonstrations, "" in files of earlier versions. Only `sampled` questions were drawn at random;
+    the others were measured because the gate had too few samples."""
 
     time: float
     request_id: str
@@ -92,6 +93,7 @@ class ShadowSample:
     without_score: float
     id: str = ""  # as of an entry
     retrieve: str = ""
+    sampled: bool = True
 
 
 @dataclass(frozen=True)
@@ -267,6 +269,7 @@ def shadow_row(shadow: ShadowSample) -> tuple[Value, ...]:
         _finite(shadow.with_score) or 0.0,
         _finite(shadow.without_score) or 0.0,
         text_of(shadow.retrieve),
+        shadow.sampled,
     )
 
 

@@ -28,11 +28,12 @@ WHERE variant IN (?, ?) AND time >= ?
     AND (state IN ('answered', 'replayed') OR (state = 'failed' AND status NOT BETWEEN 400 AND 499))
 ORDER BY time, request_id
 """
-# With demonstrations, if the answer had some. The master agrees with itself.
+# With demonstrations, if the answer had some. The master agrees with itself. A gate with too few
+# samples measures questions with demonstrations only, so those that are not `sampled` do not count.
 AGREEMENT = """
 SELECT e.variant, CASE WHEN e.shots > 0 THEN s.with_score ELSE s.without_score END
 FROM shadows AS s JOIN entries AS e ON e.request_id = s.request_id
-WHERE e.variant IN (?, ?) AND e.time >= ? AND e.state = 'answered' AND e.tier != ?
+WHERE s.sampled AND e.variant IN (?, ?) AND e.time >= ? AND e.state = 'answered' AND e.tier != ?
 ORDER BY s.time, s.request_id
 """
 RATINGS = """

@@ -193,11 +193,11 @@ class Ledger:
         self._rows.add_shadow(replace(shadow, id=self._file.new_id()))
         self._writer.wake()
 
-    def set_gate(self, namespace: str, state: str, retrieve: str = "") -> None:
+    def set_gate(self, namespace: str, retrieve: str, state: str) -> None:
         """Store the state of a gate as JSON. `retrieve` is that of its samples. Does not block."""
         self._set_note(_gate_note(namespace, retrieve), state)
 
-    def gate(self, namespace: str, retrieve: str = "") -> str | None:
+    def gate(self, namespace: str, retrieve: str) -> str | None:
         return self._note(_gate_note(namespace, retrieve))
 
     def set_repeat(self, key: str, example: str) -> None:
@@ -394,7 +394,7 @@ class Ledger:
 
 def _gate_note(namespace: str, retrieve: str) -> str:
     """Return the name of the note with the state of a gate."""
-    return f"{GATE}{namespace}" if not retrieve else f"{retrieve}-{GATE}{namespace}"
+    return f"{retrieve}-{GATE}{namespace}"
 
 
 def _end(waiters: Sequence[WriteCallback], error: BaseException | None) -> None:

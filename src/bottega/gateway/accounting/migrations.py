@@ -26,16 +26,16 @@ FIRST_COLUMNS = {
 }
 VARIANT_COLUMNS = {**FIRST_COLUMNS, "variant": "text"}
 ENTRY_COLUMNS = {**VARIANT_COLUMNS, "reason": "text"}
-FIRST_SHADOW_COLUMNS = {
+SHADOW_VALUES = {
     "time": "double precision",
     "request_id": "text",
     "namespace": "text",
     "similarity": "double precision",
     "with_score": "double precision",
     "without_score": "double precision",
-    "id": "text",
 }
-SHADOW_COLUMNS = {**FIRST_SHADOW_COLUMNS, "retrieve": "text"}
+FIRST_SHADOW_COLUMNS = {**SHADOW_VALUES, "id": "text"}
+SHADOW_COLUMNS = {**SHADOW_VALUES, "retrieve": "text", "sampled": "boolean", "id": "text"}
 # Sorted as in SQLite, so reports of both have the same figures.
 TYPES = {"text": 'text COLLATE "C"'}
 NULLABLE = ("similarity", "cost_usd")
@@ -352,10 +352,13 @@ DROP INDEX gateway_shadows_in_order;
 CREATE INDEX gateway_shadows_in_order ON gateway_shadows (namespace, retrieve, transaction, number);
 """
 
+SAMPLED_SHADOWS = "ALTER TABLE gateway_shadows ADD COLUMN sampled boolean NOT NULL DEFAULT true"
+
 GATEWAY_TABLES = PostgresKind(
     "gateway",
     migrations=(
         *(FIRST, LIMITS, REPEATS, _write(FIRST_COLUMNS)),
         *(FEEDBACK, RESPONSES, ACCOUNTS, VARIANTS, WITHOUT_IDS, REASONS, SHADOW_RETRIEVAL),
+        SAMPLED_SHADOWS,
     ),
 )

@@ -196,5 +196,6 @@ GATEWAY_DB = FileKind(
         "DROP INDEX entries_by_request",
         "ALTER TABLE entries ADD COLUMN reason TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE shadows ADD COLUMN retrieve TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE shadows ADD COLUMN sampled INTEGER NOT NULL DEFAULT 1",
     ),
 )

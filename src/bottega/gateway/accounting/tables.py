@@ -234,7 +234,7 @@ class EntryTables:
         return len(rows)
 
     def shadows_after(
-        self, namespace: str, cursor: tuple[int, int], limit: int, retrieve: str = ""
+        self, namespace: str, cursor: tuple[int, int], limit: int, retrieve: str
     ) -> list[tuple[int, int, float, float, float]]:
         """Return up to `limit` samples of a retrieval method after a cursor: transaction, row
         number, similarity and both scores. The order is the same for all readers: a transaction is
@@ -289,8 +289,7 @@ def _other_rows(batch: LedgerBatch) -> Iterator[tuple[str, Sequence[object]]]:
     if batch.lost:
         yield LOST, (str(batch.lost),)
     if batch.shadows:
-        rows = ((shadow_row(one), one.id) for one in batch.shadows)
-        shadows = [(*row, id, retrieve) for (*row, retrieve), id in rows]
+        shadows = [(*shadow_row(one), one.id) for one in batch.shadows]
         yield SHADOWS, [*zip(*shadows, strict=True)]
 
 

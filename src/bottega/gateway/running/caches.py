@@ -172,21 +172,25 @@ class NamespaceOpener:
             raise
 
     def record_shadow_sample(
-        self, record: RequestRecord, similarity: float | None, pair: AgreementPair
+        self, record: RequestRecord, similarity: float | None, pair: AgreementPair, sampled: bool
     ) -> None:
         """Count and store a shadow sample, and the new state of a gate that is not shared. Without
         candidates there is no similarity, and no gate learns from the sample."""
         namespace = record.namespace
         config = self._variants.get(record.variant, self.config)
-        retrieve = WITHOUT_CANDIDATES if similarity is None else self._gate_key(config)
+        retrieve = WITHOUT_CANDIDATES if similarity is None else config.cache.retrieve
         scores = similarity or 0.0, pair.shown, pair.hidden
         self.ledger.record_shadow(
-            ShadowSample(time.time(), record.request_id, namespace, *scores, retrieve=retrieve)
+            ShadowSample(
+                *(time.time(), record.request_id, namespace, *scores),
+                retrieve=retrieve,
+                sampled=sampled,
+            )
         )
         (self.metrics.agreed if pair.shown >= AGREES else self.metrics.differed).inc()
         if self.shared_gates is None and similarity is not None:
             state = self._gates[namespace, retrieve].state()
-            self.ledger.set_gate(namespace, orjson.dumps(state).decode(), retrieve)
+            self.ledger.set_gate(namespace, retrieve, orjson.dumps(state).decode())
 
     def _base(self, namespace: str) -> KnowledgeBase:
         cache, main = self.config.cache, self.retrievals.main
@@ -252,7 +256,7 @@ class NamespaceOpener:
         )
         if not config.shadow.rate:
             return tenant
-        gate = self._gate(parts.name, self._gate_key(config))
+        gate = self._gate(parts.name, config.cache.retrieve)
         shadow = ShadowSampler(gate, agreement, rate=config.shadow.rate, eager=config.shadow.gate)
         if config.shadow.gate and not gate.is_measured and parts.name not in self._logged:
             self._logged.add(parts.name)
@@ -321,12 +325,7 @@ class NamespaceOpener:
 
         return claim
 
-    def _gate_key(self, config: Config) -> str:
-        """Return the method whose samples a gate learns from, "" for that of [cache]."""
-        name = config.cache.retrieve
-        return "" if name == self.config.cache.retrieve else name
-
-    def _gate(self, namespace: str, retrieve: str = "") -> BenefitGate:
+    def _gate(self, namespace: str, retrieve: str) -> BenefitGate:
         if self.shared_gates is not None:
             return self.shared_gates.open(namespace, retrieve)
         key = namespace, retrieve

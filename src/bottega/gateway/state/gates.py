@@ -51,7 +51,7 @@ class SharedGates:
         self._outage = OutageLog(log)
         self._tracked: dict[GateKey, _TrackedGate] = {}
 
-    def open(self, namespace: str, retrieve: str = "") -> BenefitGate:
+    def open(self, namespace: str, retrieve: str) -> BenefitGate:
         """Return the gate of a namespace with all samples so far; `retrieve` is that of a
         `ShadowSample`. Blocks. Raises `StoreError`."""
         key = namespace, retrieve
@@ -83,7 +83,7 @@ class SharedGates:
             if self._apply(tracked, rows):
                 state = {**tracked.gate.state(), "cursor": tracked.cursor}
                 namespace, retrieve = key
-                self._ledger.set_gate(namespace, orjson.dumps(state).decode(), retrieve)
+                self._ledger.set_gate(namespace, retrieve, orjson.dumps(state).decode())
 
     def _read(self, key: GateKey, cursor: Cursor) -> Sequence[SampleRow]:
         assert self._ledger.tables is not None
