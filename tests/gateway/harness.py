@@ -57,6 +57,7 @@ class Harness:
     caches: dict[str, KnowledgeBase]
     records: list[RequestRecord] = field(default_factory=list)
     pairs: list[tuple[float | None, AgreementPair]] = field(default_factory=list)
+    sampled: list[bool] = field(default_factory=list)
 
     def examples(self, namespace: str = "") -> list[Example]:
         return list(self.caches[namespace]) if namespace in self.caches else []
@@ -173,11 +174,18 @@ def harness(
         response_store=responses,
     )
     server = Harness("", gateway, tenants.caches)
+
+    def measured(
+        record: RequestRecord, similarity: float | None, pair: AgreementPair, sampled: bool
+    ) -> None:
+        server.pairs.append((similarity, pair))
+        server.sampled.append(sampled)
+
     gateway.shadow = ShadowRunner(
         gateway.completer,
         gateway.finalizer,
         server.records.append,
-        lambda record, similarity, pair, sampled: server.pairs.append((similarity, pair)),
+        measured,
         response_cache.replies,
     )
     app = App(gateway, ChatEndpoint(gateway.answer, server.records.append, gateway.limits))

@@ -165,6 +165,7 @@ def test_escalated_answer_is_measured(tmp_path: Path, samples: int) -> None:
         assert raw(server, user_messages(50)).headers["x-bottega-route"] == "apprentice"
     pair = server.pairs[0][1]
     assert (pair.shown, pair.hidden) == (1.0, 0.0)
+    assert (server.sampled[0], server.sampled[-1]) == (False, True)  # dismissed, then served
 
 
 def test_master_answer_replaces_the_cached_reply(tmp_path: Path) -> None:

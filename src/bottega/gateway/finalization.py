@@ -137,8 +137,8 @@ class ShadowRunner:
     """Background measurement of the benefit of demonstrations, and of the agreement of the variants
     of an experiment with the master. `on_end` is called with the record of every call that only
     measures, `measured` with every comparison, the similarity of its nearest demonstration and
-    whether the question was drawn at random. The answer of a stored tier replaces the apprentice's
-    in `repeats`. No client waits for it."""
+    whether the question was drawn at random and the compared answer was served. The answer of a
+    stored tier replaces the apprentice's in `repeats`. No client waits for it."""
 
     completer: Completer
     finalizer: Finalizer
@@ -155,8 +155,9 @@ class ShadowRunner:
         own = self._apprentice_answer(job, query, result)
         if own is None:
             return
-        sampled = query.tenant.shadow.draw()
-        if query.tenant.shadow.begins(sampled):
+        drawn = query.tenant.shadow.draw()
+        if query.tenant.shadow.begins(drawn):
+            sampled = drawn and own[0] is result.call
             measurement = self._measure(job, query, result, *own, sampled)
             task = asyncio.create_task(_in_span("shadow", measurement))
             # The event loop holds its tasks by weak references only.

@@ -82,8 +82,8 @@ class Entry:
 class ShadowSample:
     """Shadow sample: the agreement of an answer with the master's, from 0 to 1, with and without
     demonstrations. `retrieve` is the retrieval method, "none" if the question had no
-    demonstrations, "" in files of earlier versions. Only `sampled` questions were drawn at random;
-    the others were measured because the gate had too few samples."""
+    demonstrations, "" in files of earlier versions. A `sampled` answer was served, and its
+    question was drawn at random; the others were measured for the gate alone."""
 
     time: float
     request_id: str

@@ -28,8 +28,8 @@ WHERE variant IN (?, ?) AND time >= ?
     AND (state IN ('answered', 'replayed') OR (state = 'failed' AND status NOT BETWEEN 400 AND 499))
 ORDER BY time, request_id
 """
-# With demonstrations, if the answer had some. The master agrees with itself. A gate with too few
-# samples measures questions with demonstrations only, so those that are not `sampled` do not count.
+# With demonstrations, if the answer had some. The master agrees with itself. Without `sampled`, the
+# answer was dismissed, or measured because it has demonstrations and the gate has too few samples.
 AGREEMENT = """
 SELECT e.variant, CASE WHEN e.shots > 0 THEN s.with_score ELSE s.without_score END
 FROM shadows AS s JOIN entries AS e ON e.request_id = s.request_id
