@@ -126,9 +126,11 @@ def preload() -> None:
     import transformers.modeling_utils  # noqa: F401
     from transformers.models.auto import processing_auto  # noqa: F401
 
-    import bottega.cli.app
     import bottega.generation.loaded  # noqa: F401
+    from bottega.cli.app import lazy_commands
 
+    for command in lazy_commands():
+        command.load()
     torch.set_num_threads(1)  # a fork has none of its parent's threads
 
 

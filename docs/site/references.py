@@ -59,6 +59,7 @@ def cli_page() -> str:
 
 def _command(command: Any, path: list[str], parent: Any = None) -> Iterator[str]:
     context = command.make_context(path[-1], [], parent=parent, resilient_parsing=True)
+    command = context.command  # that of a lazy command
     yield f"{'#' * (len(path) if len(path) > 1 else 2)} {' '.join(path)}"
     yield _text(command.help or "")
     usage = " ".join(command.collect_usage_pieces(context))
@@ -174,12 +175,12 @@ def _names_page() -> str:
     """Return the table of the names that `bottega` itself exports, with their pages."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     rows = []
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module and node.module != "__future__":
-            page = node.module.removeprefix("bottega.")
-            at = f"{node.module}." if page in PACKAGES + MODULES else ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module[:8] == "bottega.":
+            page = node.module.split(".")[1]
             for alias in node.names:
-                rows.append((f"[`{alias.name}`]({page}.md#{at}{alias.name})", f"`{node.module}`"))
+                link = f"[`{alias.name}`]({page}.md#bottega.{page}.{alias.name})"
+                rows.append((link, f"`bottega.{page}`"))
     table = _table(("name", "also in"), sorted(rows))
     return f"# bottega\n\n{ast.get_docstring(tree)}\n\n{table}\n"
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 import typer.main
 
-from bottega.cli.app import app
+from bottega.cli.app import app, lazy_commands
 from bottega.cli.eval_options import PANELS
+from bottega.cli.help import LazyCommand
 from tests.cli.conftest import Run
 
 
@@ -49,7 +51,9 @@ def paths(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
     yield path
     for name, inner in getattr(command, "commands", {}).items():
         if not inner.hidden:
-            yield from paths(inner, (*path, name))
+            yield from paths(
+                inner.load() if isinstance(inner, LazyCommand) else inner, (*path, name)
+            )
 
 
 def test_every_help_screen_is_readable_at_80_columns(
@@ -66,3 +70,42 @@ def test_every_help_screen_is_readable_at_80_columns(
         flag = next(line for line in lines if "--help" in line)
         words = [word for word in flag.split() if word != "-h"]
         assert words[1:5] == ["--help", "Show", "this", "message"], path
+
+
+def test_the_help_screen_has_the_first_paragraph_of_every_command() -> None:
+    for lazy in lazy_commands():
+        if not lazy.hidden:
+            assert lazy.help == (lazy.load().help or "").split("\n\n")[0], lazy.name
+
+
+def test_a_misspelt_command_gets_a_suggestion(run: Run) -> None:
+    failed = run("clasify")
+    assert failed.code == 2
+    assert "Did you mean 'classify'" in failed.err
+
+
+def test_completions_of_commands_import_no_command() -> None:
+    """Completions of options do: they need the command's parameters."""
+    for typed, completed, imported in (
+        ("bottega serv", ["serve"], False),
+        ("bottega keys ro", ["rotate"], True),
+        ("bottega classify --met", ["--method"], True),
+    ):
+        environment = {
+            "COMP_WORDS": typed,
+            "COMP_CWORD": str(len(typed.split()) - 1),
+            "_BOTTEGA_COMPLETE": "complete_bash",
+        }
+        code = (
+            "import sys; from bottega.cli.app import app\n"
+            "try: app(prog_name='bottega')\n"
+            "finally: print('bottega.types' in sys.modules, file=sys.stderr)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout.split() == completed
+        assert done.stderr.split() == [str(imported)]

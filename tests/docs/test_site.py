@@ -86,7 +86,7 @@ def test_cli_reference_has_every_command_and_option() -> None:
     assert {f"## bottega {name}" for name in visible} <= set(text.splitlines())
     assert "### bottega compress train" in text and "serve-worker" not in text
     for one in visible.values():
-        for param in one.params:
+        for param in one.load().params:
             if param.param_type_name == "option" and not param.hidden:
                 assert param.opts[0] in text
 

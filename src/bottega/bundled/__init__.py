@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
 from bottega.bundled.photo_model import (
@@ -45,13 +44,13 @@ def bundled_folder(name: str = "apprentice") -> Path:
         )
     if name in NETWORKS:
         return photo_folder(name)
-    folder = Path(str(files(__package__))) / name
+    folder = Path(__file__).parent / name
     return _check(folder / "config.json", f"model {name!r}")
 
 
 def bundled_compressor() -> Path:
     """Return the folder of the compressor whose base and target are the apprentice."""
-    folder = Path(str(files(__package__))) / "compressor"
+    folder = Path(__file__).parent / "compressor"
     return _check(folder / "compressor.json", "compressor")
 
 

@@ -2,39 +2,169 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
 from typer import Option
 
 from bottega import __version__
-from bottega.cli import (
-    answer,
-    compress,
-    demo,
-    eval,
-    experiment,
-    explain,
-    feedback,
-    inspection,
-    keys,
-    knowledge,
-    master_answers,
-    migrate,
-    rationales,
-    report,
-    savings,
-    serve,
-    stream,
-    tune,
-    ui,
-)
-from bottega.cli.eval_options import EvalCommand
-from bottega.cli.help import HelpCommand, HelpGroup
+from bottega.cli.help import HelpGroup, LazyCommand
+
+# By panel: the name of each command, its function or application in `bottega.cli`, and the first
+# paragraph of its help.
+PANELS = {
+    "Classify and ask": (
+        (
+            "demo",
+            "demo.demo",
+            "Run Visual RAG on handwriting and photographs that the bundled models never saw, or on"
+            " your own images; write a page.",
+        ),
+        (
+            "add",
+            "knowledge.add",
+            "Add labelled images or passages to a knowledge base, which is created if missing."
+            " Unreadable ones are reported and skipped.",
+        ),
+        (
+            "classify",
+            "answer.classify",
+            "Classify images with the most similar labelled images as demonstrations (Visual RAG).",
+        ),
+        (
+            "ask",
+            "answer.ask",
+            "Ask a question, with similar examples as demonstrations if --kb is given.",
+        ),
+        (
+            "tune",
+            "tune.tune",
+            "Choose embedder, shots and order by leave-one-out, and store the choice in the file.",
+        ),
+        ("log", "inspection.log", "Show recent requests and their cost, newest first."),
+        (
+            "explain",
+            "explain.explain",
+            "Explain an answer: its demonstrations and the search tree that chose them.",
+        ),
+        ("models", "inspection.models", "List the models that --model accepts."),
+    ),
+    "Evaluate": (
+        (
+            "eval",
+            "eval.application",
+            "Compare methods on a labelled image set or a synthetic task, with 95 % intervals.",
+        ),
+        (
+            "stream",
+            "stream.stream",
+            "Answer a stream of questions with an apprentice and a master whose answers fill a"
+            " cache.",
+        ),
+        (
+            "answer",
+            "master_answers.answer",
+            "Store a master's answers to the labelled questions of a benchmark in a knowledge"
+            " base.",
+        ),
+        (
+            "rationales",
+            "rationales.rationales",
+            "Write the rationale that predicts each example's answer best (RCTS).",
+        ),
+        ("report", "report.report", "Write a page about runs, with CSV, Markdown and plots."),
+        (
+            "dataset",
+            "report.dataset",
+            "Export the evaluated items with their images for another program.",
+        ),
+        (
+            "compress",
+            "compress.compress",
+            "Train a passage compressor (RACC) and pre-compress passages.",
+        ),
+    ),
+    "Serve": (
+        (
+            "serve",
+            "serve.serve",
+            "Serve several models to OpenAI clients at one base URL, with Cache-of-Thought.",
+        ),
+        (
+            "savings",
+            "savings.savings",
+            "Report what requests cost and what the master alone would have cost.",
+        ),
+        (
+            "ui",
+            "ui.ui",
+            "Open the console without a gateway, for a knowledge base, evaluation runs or traces.",
+        ),
+        ("keys", "keys.keys", "Create, list, rotate and revoke the gateway's keys."),
+        ("feedback", "feedback.feedback", "Read the feedback that clients have sent."),
+        ("experiment", "experiment.experiment", "Compare the variants of an experiment."),
+    ),
+    "Knowledge bases": (
+        ("ls", "inspection.ls", "List the examples of a knowledge base."),
+        ("show", "inspection.show", "Show one example with all its fields."),
+        (
+            "stats",
+            "inspection.stats",
+            "Count examples, images and labels; list the views and other namespaces.",
+        ),
+        ("rm", "knowledge.rm", "Remove examples from a knowledge base."),
+        ("pin", "knowledge.pin", "Protect examples from eviction."),
+        ("unpin", "knowledge.unpin", "Allow the eviction of pinned examples again."),
+        (
+            "export",
+            "knowledge.export",
+            "Export a namespace as examples.jsonl and a folder of images. Exits with 1 if examples"
+            " are damaged; they are reported and skipped.",
+        ),
+        (
+            "import",
+            "knowledge.import_",
+            "Import a folder of bottega export, with pins and counters; embed its examples again.",
+        ),
+        (
+            "migrate",
+            "migrate.migrate",
+            "Copy a knowledge base between files and PostgreSQL, and compare the two.",
+        ),
+        (
+            "verify",
+            "knowledge.verify",
+            "Check images, vectors and index files against the rows. Exits with 1 if any is wrong.",
+        ),
+        (
+            "reindex",
+            "knowledge.reindex",
+            "Embed all examples of every namespace with another embedder.",
+        ),
+    ),
+}
+
+
+def lazy_commands() -> Iterator[LazyCommand]:
+    """Yield all commands in the order of the help screen, and the hidden ones."""
+    for panel, rows in PANELS.items():
+        for name, target, help in rows:
+            yield LazyCommand(name, target, help=help, rich_help_panel=panel)
+    yield LazyCommand("serve-worker", "serve.serve_worker", hidden=True)
+
+
+class CommandGroup(HelpGroup):
+    """Group of all commands."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for command in lazy_commands():
+            self.add_command(command)
+
 
 app = typer.Typer(
-    cls=HelpGroup,
+    cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -56,59 +186,3 @@ def bottega(
 ) -> None:
     """Let a small vision-language model answer like a large one, by showing it the right
     demonstrations."""
-
-
-def _paragraphs(text: str) -> str:
-    """Return the text with one line per paragraph: the help screen keeps line breaks."""
-    return "\n\n".join(" ".join(one.split()) for one in text.split("\n\n"))
-
-
-NAMES = {"import_": "import", "evaluate": "eval"}
-CLASSES: dict[str, type[HelpCommand]] = {"evaluate": EvalCommand}
-PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Classify and ask": (
-        demo.demo,
-        knowledge.add,
-        answer.classify,
-        answer.ask,
-        tune.tune,
-        inspection.log,
-        explain.explain,
-        inspection.models,
-    ),
-    "Evaluate": (
-        eval.evaluate,
-        stream.stream,
-        master_answers.answer,
-        rationales.rationales,
-        report.report,
-        report.dataset,
-    ),
-    "Serve": (serve.serve, savings.savings, ui.ui),
-    "Knowledge bases": (
-        inspection.ls,
-        inspection.show,
-        inspection.stats,
-        knowledge.rm,
-        knowledge.pin,
-        knowledge.unpin,
-        knowledge.export,
-        knowledge.import_,
-        migrate.migrate,
-        knowledge.verify,
-        knowledge.reindex,
-    ),
-}
-for panel, commands in PANELS.items():
-    for command in commands:
-        app.command(
-            NAMES.get(command.__name__),
-            help=_paragraphs(command.__doc__ or ""),
-            rich_help_panel=panel,
-            cls=CLASSES.get(command.__name__, HelpCommand),
-        )(command)
-app.command("serve-worker", hidden=True)(serve.serve_worker)
-app.add_typer(keys.keys, name="keys", rich_help_panel="Serve")
-app.add_typer(feedback.feedback, name="feedback", rich_help_panel="Serve")
-app.add_typer(experiment.experiment, name="experiment", rich_help_panel="Serve")
-app.add_typer(compress.compress, name="compress", rich_help_panel="Evaluate")

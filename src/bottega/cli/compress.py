@@ -32,6 +32,7 @@ from bottega.types import Example
 
 compress = Typer(
     cls=HelpGroup,
+    add_completion=False,
     no_args_is_help=True,
     help="Train a passage compressor (RACC) and pre-compress passages.",
 )

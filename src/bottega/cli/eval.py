@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from typer import Exit
+from typer import Exit, Typer
 
 from bottega._util.locations import StoreLocation
 from bottega.cli.answer import NEAREST_LAST
@@ -35,6 +35,7 @@ from bottega.cli.eval_options import (
     EarlyStopOption,
     EmbedOption,
     EmbedTextOption,
+    EvalCommand,
     ExplorationOption,
     FetchOption,
     GroupsOption,
@@ -141,7 +142,10 @@ from bottega.recording import PriceTable
 
 DRAFTS = "drafts.jsonl"  # in the folder of a run
 
+application = Typer(add_completion=False)
 
+
+@application.command("eval", cls=EvalCommand)
 def evaluate(
     benchmark: BenchmarkSpec,
     question: QuestionOption = None,

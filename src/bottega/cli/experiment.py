@@ -16,7 +16,10 @@ from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.sequential import MIN_VALUES, SequentialEstimate
 
 experiment = Typer(
-    cls=HelpGroup, no_args_is_help=True, help="Compare the variants of an experiment."
+    cls=HelpGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Compare the variants of an experiment.",
 )
 NAMES = {
     "agreement": "agreement with the master",

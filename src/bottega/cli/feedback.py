@@ -17,7 +17,10 @@ from bottega.gateway.accounting.feedback import read_feedback
 from bottega.gateway.accounting.ledger import Ledger
 
 feedback = Typer(
-    cls=HelpGroup, no_args_is_help=True, help="Read the feedback that clients have sent."
+    cls=HelpGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Read the feedback that clients have sent.",
 )
 
 

@@ -1,10 +1,12 @@
-"""Help screens: placeholders in place of Python types."""
+"""Help screens without Python types, and commands that are imported when they run."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
+import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 PLACEHOLDERS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
@@ -25,7 +27,12 @@ def _without_types(params: list[Any]) -> list[Any]:
 
 
 class HelpCommand(TyperCommand):
-    """Command whose help screen shows no Python types."""
+    """Command whose help screen shows no Python types, and no line breaks in a paragraph."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        paragraphs = (self.help or "").split("\n\n")
+        self.help = "\n\n".join(" ".join(one.split()) for one in paragraphs)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
@@ -36,3 +43,30 @@ class HelpGroup(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
+
+
+class LazyCommand(TyperCommand):
+    """Command whose module is imported when it runs, or for its help screen and completions.
+
+    `target` is the module in `bottega.cli` and its function or `Typer` application.
+    """
+
+    def __init__(self, name: str, target: str, **settings: Any) -> None:
+        super().__init__(name, **settings)
+        self._target = target
+        self._command: TyperCommand | TyperGroup | None = None
+
+    def load(self) -> TyperCommand | TyperGroup:
+        """Import the module and return the command itself, with its parameters."""
+        if self._command is None:
+            module, _, attribute = self._target.partition(".")
+            target = getattr(import_module(f"bottega.cli.{module}"), attribute)
+            if not isinstance(target, typer.Typer):
+                function, target = target, typer.Typer(add_completion=False)
+                target.command(self.name, cls=HelpCommand)(function)
+            self._command = cast("TyperCommand | TyperGroup", typer.main.get_command(target))
+        return self._command
+
+    def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
+        """Return the context of the command itself; typer continues with `context.command`."""
+        return self.load().make_context(info_name, args, parent, **extra)

@@ -24,7 +24,10 @@ COLUMNS = (
 )
 DAY = 86_400
 keys = Typer(
-    cls=HelpGroup, no_args_is_help=True, help="Create, list, rotate and revoke the gateway's keys."
+    cls=HelpGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Create, list, rotate and revoke the gateway's keys.",
 )
 
 
