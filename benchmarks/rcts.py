@@ -2,8 +2,8 @@
 
 Runs tables 2 and 3 of the paper (methods), table 4 (search and rationales), table 5 (alpha) and
 figure 5 (rewards, rollouts) on synthetic rules, scenes and digits, and on codes with a simulated
-reader, each beside a baseline of equal cost without a tree. --replies stores replies by prompt
-content: a stopped run resumes, and a second run sends no requests.
+reader, each beside a baseline of equal cost without a tree. --replies stores replies by the content
+of their prompts: a stopped run resumes, and a second run sends only the requests that it times.
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ from typing import Literal
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 
-# More calls than `rcts` needs on average: a branch needs up to eleven, equal requests are shared.
+# More calls than `rcts` needs on average: a branch needs up to eleven; identical requests are
+# shared.
 SAMPLES = 36
-# By rollouts: as many calls as the searches of codes need, or more.
+# By number of rollouts: at least as many calls as the searches of codes need.
 SAMPLES_OF_CODES = {10: SAMPLES, 27: 80, 64: 139}
 
 Kind = Literal[
@@ -33,9 +34,9 @@ Rewarding = Literal["weighted", "self", "mutual", "ensemble", "oracle", "none"]
 
 @dataclass(frozen=True)
 class Setting:
-    """Task with its settings. `reasons`: its labelled examples have rationales. `reward` is that of
-    its ablations, which run if `deep`. `only` replaces the list of methods. `simulated` tasks are
-    answered by their simulated reader instead of the apprentice.
+    """Task with its settings. With `reasons`, its labelled examples have rationales. `reward` is
+    that of its ablations, which run if `deep`. `only` replaces the list of methods. `simulated`
+    tasks are answered by their simulated reader instead of the apprentice.
     """
 
     name: str
@@ -86,8 +87,8 @@ WIDTHS = (3, 20)
 
 
 def searches_of_codes() -> tuple[MethodConfig, ...]:
-    """Return the tree at each budget and width, with and without early stopping, beside the same
-    draws without a tree and random ones."""
+    """Return the tree at each budget and width, with and without early stopping, and beside it the
+    same draws without a tree and uniform draws."""
     return tuple(
         config
         for rollouts in SAMPLES_OF_CODES

@@ -30,7 +30,7 @@ def test_a_tree_is_compared_with_the_narrow_one_and_with_early_stopping() -> Non
         if (row := line.split("|"))[0] == "" and len(row) > 2
     }
     differences = {
-        name: [row[column].partition(" ")[0] for column in ("less width 3", "less early stop")]
+        name: [row[column].partition(" ")[0] for column in ("minus width 3", "minus early stop")]
         for name, row in cells.items()
         if name.startswith("rcts")
     }
