@@ -49,7 +49,7 @@ def bundled_folder(name: str = "apprentice") -> Path:
 
 
 def bundled_compressor() -> Path:
-    """Return the folder of the compressor whose base and target are the apprentice."""
+    """Return the folder of the compressor whose hyper model and base model are the apprentice."""
     folder = Path(__file__).parent / "compressor"
     return _check(folder / "compressor.json", "compressor")
 

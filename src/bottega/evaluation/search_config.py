@@ -14,18 +14,19 @@ RewardName = Literal["self", "mutual", "both", "ensemble"]
 Preset = Literal["paper", "released"]
 
 RELEASED_SAMPLES = 5  # of each question of eq. 8 in the released code
-# The released settings weight both rewards equally on MMMU, and have no self-consistency for these.
+# The released settings weight both rewards equally on MMMU, and have the mutual reward alone on
+# VSR, VSR-MC and VizWiz.
 HALF_SELF = ("mmmu",)
 MUTUAL_ONLY = ("vsr", "vsr-mc", "vizwiz")
 
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """Settings of `rcts` and, where they have them, of its controls; the defaults are the paper's.
+    """Settings of `rcts` and, where they apply, of its controls. The defaults are the paper's.
 
     `reward` None is "both" (eq. 9, with `alpha`), or "ensemble" for models that give no rationales.
     `fetch` is the number of candidates N, `children` the width of the tree, `rollouts` the number
-    of branches P, `early_stop` the end of a search whose first three answers agree (appendix A).
+    of branches P. `early_stop` ends a search whose first three answers agree (appendix A).
     """
 
     rollouts: int = 10
@@ -67,12 +68,13 @@ class SearchConfig:
 
 
 def search_config(preset: Preset, benchmark: str, **settings: Any) -> SearchConfig:
-    """Return the settings of a preset, changed by those `settings` that are not None.
+    """Return the settings of a preset, overridden by those `settings` that are not None.
 
     "released" are the authors' settings for `benchmark`, a spec such as "mmmu:FOLDER": their code
-    where it differs from the paper, 8 branches after the first two, alpha 0.5 on MMMU, and the
-    mutual reward alone on VSR and VizWiz. Their sampling differs: answers have temperature 0.1 and
-    top_p 0.001 (here: greedy), rewards top_p 0.9 (here: the server's default).
+    where it differs from the paper, alpha 0.5 on MMMU, and the mutual reward alone on VSR, VSR-MC
+    and VizWiz. Their 8 branches after the first two are 10 rollouts. Their sampling differs:
+    answers have temperature 0.1 and top_p 0.001 (here: greedy), rewards top_p 0.9 (here: the
+    server's default).
     """
     config = SearchConfig()
     if preset == "released":
