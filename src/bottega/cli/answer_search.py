@@ -44,19 +44,24 @@ SearchCalls = Annotated[
     Option(
         metavar="N",
         min=1,
-        help="Maximum completions of the search.",
+        help="Maximum number of completions of the search.",
         show_default="those of 10 rollouts",
     ),
 ]
 SearchTokens = Annotated[
     int | None,
-    Option(metavar="N", min=1, help="Maximum tokens of the search.", show_default="no limit"),
+    Option(
+        metavar="N",
+        min=1,
+        help="Maximum tokens of the search, prompts and completions together.",
+        show_default="no limit",
+    ),
 ]
 SearchSeconds = Annotated[
     float | None,
     Option(
         metavar="X",
-        help="Time limit of the search; afterwards the nearest examples are shown.",
+        help="Time limit of the search in seconds; afterwards the nearest examples are shown.",
         show_default=f"{SECONDS:g}",
     ),
 ]
@@ -136,8 +141,8 @@ class SearchChoice:
         sampling: Sampling,
     ) -> Searcher | None:
         """Return the search, None for the nearest demonstrations. Raises `SettingError` for a
-        budget smaller than one rollout or a model that is not local, `LoadError` and `StoreError`
-        for a model and folders that do not belong together."""
+        budget smaller than one rollout or for compressed passages with a model that is not local,
+        `LoadError` and `StoreError` for a model and folders that do not match."""
         if self.compresses:
             check_torch()
             folder = self.compressor or bundled_compressor_for(require_local(generator))

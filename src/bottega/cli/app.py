@@ -71,7 +71,7 @@ PANELS = {
         (
             "rationales",
             "rationales.rationales",
-            "Write the rationale that predicts each example's answer best (RCTS).",
+            "Write rationales for examples and keep those that lead to the right answer (RCTS).",
         ),
         ("report", "report.report", "Write a page about runs, with CSV, Markdown and plots."),
         (

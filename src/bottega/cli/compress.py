@@ -46,11 +46,14 @@ def train(
     ],
     model: Annotated[
         str | None,
-        Option(metavar="NAME", help="The frozen base model: bundled, a folder, a Hugging Face id."),
+        Option(metavar="NAME", help="Frozen base model: bundled, a folder, or a Hugging Face id."),
     ] = None,
     hyper: Annotated[
         str | None,
-        Option(metavar="NAME", help="The frozen model that compresses (default: the base model)."),
+        Option(
+            metavar="NAME",
+            help="Frozen hyper model, which compresses the passages (default: the base model).",
+        ),
     ] = None,
     out: Annotated[Path | None, Option(metavar="FOLDER", help="Folder of the compressor.")] = None,
     changes: Annotated[
@@ -64,7 +67,9 @@ def train(
     trust_remote_code: TrustRemoteCode = False,
     dry_run: Annotated[
         bool,
-        Option("--dry-run", help="Read the data, check the settings, and load and train nothing."),
+        Option(
+            "--dry-run", help="Read the data and check the settings; load no model, train nothing."
+        ),
     ] = False,
 ) -> None:
     """Train a compressor for a frozen model. After Ctrl-C, the same command resumes."""
@@ -98,11 +103,15 @@ def build(
     model: Annotated[
         str,
         Option(
-            metavar="NAME", help="Model of the compressor: bundled, a folder, or a Hugging Face id."
+            metavar="NAME",
+            help="Hyper model of the compressor: bundled, a folder, or a Hugging Face id.",
         ),
     ] = BUNDLED,
     int8: Annotated[
-        bool, Option("--int8", help="Store one byte per number instead of two; report the loss.")
+        bool,
+        Option(
+            "--int8", help="Store one byte per number instead of two; report the rounding error."
+        ),
     ] = False,
     trust_remote_code: TrustRemoteCode = False,
     all_examples: Annotated[

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 RETRIEVE = tuple(name for name in ALL_RETRIEVE if name not in BY_DRAFT)
 HELP = "see docs/compression.md for a complete file"
-# The settings that the paper prints, with gold answers and a random start. It prints no number of
-# steps.
+# The settings that the paper prints, with annotated answers and a random start. It prints no number
+# of steps.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "paper": {
         "layer": -1,
@@ -67,10 +67,11 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 @dataclass(frozen=True)
 class Settings:
     """Settings of a training. `hyper` is the model that compresses, `model` by default; `layer` is
-    the layer of `hyper` whose states are read. `calibrate` training examples set the scales before
-    the first step; 0 disables it. `relevance` replaces the benchmark's rule for relevant passages.
-    With `pipe`, appended prompts start as the embeddings of a sentence, else they are random.
-    `answer_tokens` is the maximum length of an answer; `preset` replaces defaults."""
+    the layer of `hyper` whose states are read. `calibrate` training examples set the scales
+    and fit the start before the first step; 0 disables it. `relevance` replaces the benchmark's
+    rule for relevant passages. With `pipe`, appended prompts start as the embeddings of a sentence,
+    else they are random. `answer_tokens` is the maximum length of an answer; `preset` replaces
+    defaults."""
 
     benchmark: str
     out: FilePath

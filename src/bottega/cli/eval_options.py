@@ -142,12 +142,17 @@ PresetOption = Annotated[
         "--preset",
         metavar="paper|released",
         help="Settings of rcts and its controls: those of the paper, or of the authors' code for "
-        "this benchmark. The options below change them.",
+        "this benchmark. The options below override them.",
     ),
 ]
 RolloutsOption = Annotated[
     int | None,
-    Option(metavar="N", min=1, help="Branches of a search.", show_default=str(PAPER.rollouts)),
+    Option(
+        metavar="N",
+        min=1,
+        help="Branches that a search answers and scores.",
+        show_default=str(PAPER.rollouts),
+    ),
 ]
 RewardOption = Annotated[
     RewardName | None,
@@ -164,8 +169,8 @@ AlphaOption = Annotated[
         metavar="X",
         min=0,
         max=1,
-        help="Weight of self-consistency in the reward (eq. 9).",
-        show_default=f"{PAPER.alpha}; 0.5 on mmmu if released",
+        help="Weight of the self-consistency reward in the reward (eq. 9).",
+        show_default=f"{PAPER.alpha}; 0.5 on mmmu with --preset released",
     ),
 ]
 FetchOption = Annotated[
@@ -173,7 +178,7 @@ FetchOption = Annotated[
     Option(
         metavar="N",
         min=1,
-        help="Retrieved examples from which a search selects.",
+        help="Number of retrieved examples from which a search selects.",
         show_default=str(PAPER.fetch),
     ),
 ]
@@ -188,13 +193,18 @@ ChildrenOption = Annotated[
 ]
 ExplorationOption = Annotated[
     float | None,
-    Option(metavar="X", min=0, help="Factor c of eq. 11.", show_default=str(PAPER.exploration)),
+    Option(
+        metavar="X",
+        min=0,
+        help="Exploration constant of the tree search (c in eq. 11).",
+        show_default=str(PAPER.exploration),
+    ),
 ]
 VariantOption = Annotated[
     Variant | None,
     Option(
         metavar="paper|released",
-        help="Where the paper and the authors' code differ, follow this one.",
+        help="Follow the paper or the authors' code where their formulas differ.",
         show_default="as --preset",
     ),
 ]
@@ -210,14 +220,14 @@ RationalesOption = Annotated[
     Option(
         "--rationales/--no-rationales",
         help="Show rationales in demonstrations, where examples have them.",
-        show_default="as in RCTS: only with rcts and methods of equal cost, if the benchmark "
-        "has a prompt with rationales; with other prompts always",
+        show_default="as in RCTS: only with rcts and methods of equal cost if the benchmark has a "
+        "prompt with rationales, otherwise with all methods",
     ),
 ]
 RationalesFromOption = Annotated[
     StoreLocation | None,
     knowledge_option(
-        help="Copy rationales of `bottega rationales` from this knowledge base.",
+        help="Show the rationales that `bottega rationales` wrote into this knowledge base.",
     ),
 ]
 AnswersFromOption = Annotated[
@@ -232,7 +242,7 @@ HyperOption = Annotated[
     Option(
         "--hyper",
         metavar="NAME",
-        help="Model that compresses for the compressor, if it is not --model: "
+        help="Hyper model, which compresses the passages, if it is not --model: "
         "bundled:master, a folder, or a Hugging Face id.",
     ),
 ]
@@ -241,8 +251,8 @@ StoreOption = Annotated[
     Option(
         "--store",
         metavar="FOLDER",
-        help="Store of passages that `bottega compress build` compressed with --compressor. "
-        "Default: compress on demand.",
+        help="Read compressed passages from this store, which `bottega compress build` wrote with "
+        "--compressor. Default: compress on demand.",
     ),
 ]
 MaxTokensOption = Annotated[
@@ -279,7 +289,8 @@ RelevanceOption = Annotated[
     Option(
         metavar="NAME",
         help="Rule for the relevant passages that racc-swapped excludes: contains (an answer "
-        "anywhere in the text), stems (also with other word endings) or words (whole words).",
+        "anywhere in the text), stems (the same, with more letters after each word of the answer) "
+        "or words (whole words).",
         show_default="stems for okvqa, else contains",
     ),
 ]
@@ -314,7 +325,7 @@ PANELS = {
         *("methods", "shots", "samples", "round_size"),
         *("compressor", "hyper", "store"),
     ),
-    "Search of rcts and its controls": (
+    "Tree search (rcts) and its controls": (
         *("preset", "rollouts", "reward", "alpha", "fetch"),
         *("children", "exploration", "variant", "early_stop"),
     ),

@@ -43,13 +43,13 @@ from bottega.types import Example, Sampling
 SHOWN_FAILURES = 10
 COLUMNS = ("rationales", "of", "n", "accuracy", "low", "high")
 EXPLAINED = (
-    "accuracy is the share of right predictions with 95 % intervals: over all entries, with"
-    " rejected ones as 0 (RCTS, Table 6); over entries with a kept rationale, which these"
-    " predictions selected; and over the mean of all tested candidates"
+    "accuracy is the share of right predictions with its 95 % interval: over all entries, with"
+    " rejected ones as 0 (RCTS, Table 6); over entries with a kept rationale, which the same"
+    " predictions selected; and over entries, for the mean of all tested candidates"
 )
 
 FRESH = (
-    "fresh entries and fresh kept are the same from new predictions, which selected no rationale"
+    "fresh entries and fresh kept are the same with new predictions, which selected no rationale"
 )
 
 Figure = Mapping[str, float | int | None]
@@ -155,15 +155,15 @@ def rationales(
             help="openai:NAME (endpoint: OPENAI_BASE_URL), or a Hugging Face id or folder.",
         ),
     ],
-    candidates: Annotated[int, Option(min=1, help="Candidate rationales for each example.")] = 10,
-    predictions: Annotated[int, Option(min=1, help="Predicted answers for each candidate.")] = 10,
+    candidates: Annotated[int, Option(min=1, help="Candidate rationales per example.")] = 10,
+    predictions: Annotated[int, Option(min=1, help="Predicted answers per candidate.")] = 10,
     fresh: Annotated[
         int,
         Option(
             metavar="N",
             min=0,
-            help="Predict N new answers with each rationale that is kept, and report their accuracy"
-            " beside that of the predictions that selected it.",
+            help="Make N new predictions with each kept rationale, and report their accuracy beside"
+            " that of the predictions that selected it.",
         ),
     ] = 0,
     all_candidates: Annotated[
@@ -190,7 +190,7 @@ def rationales(
     workers: WorkerCount = None,
     json: Json = False,
 ) -> None:
-    """Write the rationale that predicts each example's answer best (RCTS).
+    """Write rationales for examples and keep those that lead to the right answer (RCTS).
 
     Each rationale is stored at once; the same command resumes after an interruption. Examples with
     a rationale or with rejected candidates are skipped. Exits with 1 if a request failed; such

@@ -22,9 +22,9 @@ POSITION_BIAS = 10.0  # nats by which an untrained prompt prefers its own positi
 
 class AttentionPooling(nn.Module):
     """Learned rows that attend to hidden states by position and content. This pooling is ours. In
-    the paper, prompts appended to a text see through frozen attention heads, which need not attend
-    to what must be stored. Positions count from the end of the text; those from `reach` on share
-    one weight. Untrained, row i attends to `stride` positions from `starts[i]` on."""
+    the paper, prompts appended to a text read it through frozen attention heads, which may ignore
+    what must be stored. Positions count from the end of the text; those from `reach` on share one
+    weight. Untrained, row i attends to `stride` positions from `starts[i]` on."""
 
     def __init__(self, starts: list[int], width: int, *, stride: int = 1, reach: int = 64) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class RaccModel(nn.Module):
         self.config = config
         counts = config.document_prompts, config.query_prompts
         appended = hard or [torch.randn(count, config.width) * 0.02 for count in counts]
-        # Prompts of a document cover it position by position; all prompts of a query read its end.
+        # A document's prompts cover its end position by position; a query's all read its last one.
         positions = [config.stride * i for i in reversed(range(counts[0]))], [0] * counts[1]
         self.documents, self.queries = (
             TextCompressor(

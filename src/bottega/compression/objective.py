@@ -43,8 +43,8 @@ class TrainingConfig:
     AdamW's learning rate rises from `initial_rate` to `learning_rate` within `warmup_steps` and
     falls to 0 as a cosine.
 
-    `answer_weight` weighs the loss of eq. 5, the cross-entropy of the annotated answers.
-    `cache_weight`, which is ours, weighs the distance from the base model's own prefix of the
+    `answer_weight` is the weight of the loss of eq. 5, the cross-entropy of the annotated answers.
+    `cache_weight`, which is ours, is that of the distance from the base model's own prefix of the
     relevant passage (`Modulation.distance`). `distill`, also ours, replaces the annotated answers
     with the base model's replies after all passages (sequence distillation, as in PISCO). `prdb`
     stops gradients at irrelevant passages. `hide_scores`, also ours, is the fraction of examples
@@ -191,7 +191,8 @@ class TrainingObjective:
         if not self._rotates:
             raise SettingError(
                 f"the cache loss needs rotary positions, got {type(self.base).__name__}",
-                hint="set cache_weight to 0; the answer loss works for every model",
+                hint="set cache_weight to 0 and answer_weight above 0; the answer loss works for"
+                " every model",
             )
         length = racc.modulation.length
         rows = map_by_images(passages, lambda part: self._last_states(part, length))

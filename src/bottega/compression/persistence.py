@@ -148,7 +148,7 @@ def _check(name: str, model: Any, wanted: str) -> None:
     if not same_model(fingerprint(model), wanted):
         raise LoadError(
             f"this compressor was trained with another {name} model",
-            hint="use the model of its training, or train a compressor for this one",
+            hint="use the model it was trained with, or train a compressor for this one",
         )
 
 

@@ -120,8 +120,8 @@ LARGEST: dict[Precision, float] = {"fp16": 65504.0, "int8": 1e38}
 
 @dataclass(frozen=True)
 class Manifest:
-    """Format of a store. `compressor` is the digest of its weights: other prompts do not
-    compare."""
+    """Format of a store. `compressor` is the digest of the compressor: prompts of different
+    compressors are not comparable."""
 
     compressor: str
     prompts: int
@@ -274,14 +274,17 @@ class PassageStore:
         with os_errors(folder):
             names = {path.name for path in folder.iterdir()} if folder.exists() else set()
         if MANIFEST not in names and names - UNFINISHED:
-            raise StoreError(f"{folder} holds other files", hint="name an empty folder")
+            raise StoreError(
+                f"{folder} holds other files",
+                hint="name an empty folder, or one that `bottega compress build` wrote",
+            )
         existing = _read_manifest(folder)
         if existing and existing != self._manifest:
             pairs = asdict(existing).items()
             differing = [f"{n} {old}, not {wanted[n]}" for n, old in pairs if old != wanted[n]]
             raise StoreError(
                 f"{folder} was built with {' and '.join(differing)}",
-                hint="name another folder, or use the settings of this one",
+                hint="name another folder, or use the compressor and the precision of this one",
             )
         return existing is not None
 

@@ -92,8 +92,8 @@ def reward_metric(data: Benchmark, config: RunConfig) -> Metric | None:
 def flat_search(sequences: Sequences) -> PipelineBuilder:
     """Return a builder of the search without a tree, with RCTS's reward, branches and calls.
 
-    "nearest" samples several answers over the nearest examples, "random" tries random sequences,
-    "similar" those that a tree of unlimited width would begin with.
+    "nearest" samples several answers with the nearest examples, "random" answers with random
+    sequences, "similar" with the nearest and with sequences drawn by score (eq. 6).
     """
 
     def build(pipeline: Pipeline, context: MethodContext) -> Pipeline:

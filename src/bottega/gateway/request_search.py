@@ -79,7 +79,7 @@ class RequestSearch:
         try:
             result = await self.limits.search(tree, query, candidates, k)
         finally:
-            # Replies that are still under way after a time-out or a disconnect are billed, too.
+            # Replies that are still pending after a time-out or a disconnect are billed, too.
             await asyncio.gather(*self._running, return_exceptions=True)
             self.job.bill.failed()  # releases what the search has not spent
         chosen = self._results[result.prompt]

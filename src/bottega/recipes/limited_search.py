@@ -24,7 +24,7 @@ Reason = Literal["timeout", "budget", "failed"]
 
 
 class SearchError(BottegaError):
-    """A search without a result. `reason` is why."""
+    """Search that ended without a result, for the given `reason`."""
 
     def __init__(self, message: str, reason: Reason, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -34,8 +34,8 @@ class SearchError(BottegaError):
 @dataclass(frozen=True)
 class SearchLimits:
     """Budget of the tree search of one request: completions (None: those of 10 rollouts), tokens
-    (None: any number) and seconds. `brief` is set for models that support brief turns only, which
-    give no rationales: their reward is that of an ensemble."""
+    (None: any number) and seconds. Set `brief` for models that support brief turns only: they give
+    no rationales, so their reward is `EnsembleReward`."""
 
     calls: int | None = None
     tokens: int | None = None
@@ -107,8 +107,8 @@ class SearchLimits:
     async def search(
         self, search: TreeSearch, query: Query, candidates: Candidates, k: int
     ) -> SearchResult:
-        """Return the result of a search. Raises `SearchError` if the time passes, the budget does
-        not allow one rollout, or the model fails."""
+        """Return the result of a search. Raises `SearchError` if the search exceeds its time limit,
+        the budget does not allow one rollout, or the model fails."""
         prompt = search.prompt(query, candidates[:k])
         longest = most_prompt_tokens(prompt) + search.sampling.max_tokens
         if self.tokens is not None and self.tokens < self.rollout_calls * longest:
@@ -120,7 +120,8 @@ class SearchLimits:
             raise SearchError(
                 f"the search did not end within {self.seconds:g} s",
                 "timeout",
-                hint="raise the time limit of the search, or lower its completions",
+                hint="raise the time limit of the search (search_seconds or --search-seconds), or"
+                " lower its completions",
             ) from error
         except (GenerationError, SettingError) as error:
             raise SearchError(f"the search failed: {error}", "failed", hint=error.hint) from error
@@ -133,7 +134,8 @@ def _too_small() -> SearchError:
     return SearchError(
         "the budget of the search is smaller than one rollout of this request",
         "budget",
-        hint="raise the tokens of the search, or lower max_tokens",
+        hint="raise the token limit of the search (search_tokens or --search-tokens), or lower"
+        " max_tokens",
     )
 
 

@@ -38,8 +38,8 @@ Result = TypeVar("Result")
 def kv_reuse_searcher(
     base: Generator, *, prompt: Prompter, parse: Parser, sampling: Sampling | None = None
 ) -> Searcher:
-    """Return a pipeline's `search` that replaces shown passages by their keys and values, each
-    passage read separately (`compression.KVReuse`).
+    """Return a pipeline's `search` that replaces shown passages with their keys and values,
+    computed separately for each passage (`compression.KVReuse`).
 
     Raises `SettingError` for a base that is not in this process.
     """
@@ -94,8 +94,8 @@ def racc(
     """RACC (Weng et al.): compress `shots` retrieved passages into a KV prefix, guided by their
     retrieval scores, and answer with that prefix.
 
-    `compressor` is a folder written by `bottega compress train`, None for that of the bundled
-    model. `hyper` is the model used for compression, `base` by default. `store` holds
+    `compressor` is a folder written by `bottega compress train`; None selects the bundled
+    compressor. `hyper` is the model that compresses, `base` by default. `store` holds
     pre-compressed passages (`bottega compress build`). Raises `SettingError` for a base that is not
     in this process: keys and values cannot be sent over HTTP.
     """
@@ -141,7 +141,7 @@ def compression_searcher(
     parse: Parser,
     sampling: Sampling,
 ) -> Searcher:
-    """Return the `search` of `racc`, which replaces shown passages by a compressed prefix."""
+    """Return the `search` of `racc`, which replaces shown passages with a compressed prefix."""
     loader = compressor_loader(compressor, base, hyper=hyper, store=store)
     from bottega.compression import PrefixSearcher
 
@@ -188,7 +188,7 @@ def check_compressor_files(compressor: str | Path | None, store: str | Path | No
 
 
 def require_local(base: Generator) -> TransformersGenerator:
-    """Return the base. Raises `SettingError` for a model that does not accept a KV prefix."""
+    """Return the base. Raises `SettingError` for a model that is not in this process."""
     if not isinstance(base, TransformersGenerator):
         raise SettingError(
             f"{base.name} cannot use a KV prefix: a prefix cannot be sent over HTTP",

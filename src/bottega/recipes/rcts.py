@@ -66,14 +66,15 @@ def rcts(
 
     The reward of an answer is `alpha` times its self-consistency (how reliably it follows from its
     own rationale), plus `1 - alpha` times its mutual reward (the accuracy on retrieved labelled
-    examples with the answer as a demonstration). `prompt` asks for the rationale by default
-    (`ReasoningPrompter`), or is brief turns for a generator that reads only these. Without a
+    examples with the answer as a demonstration). The default `prompt` asks for the rationale
+    (`ReasoningPrompter`); for a generator that reads brief turns only, it is such turns. Without a
     rationale only the mutual reward counts; `reward=EnsembleReward(...)` may then be better.
-    `agree` compares two answers: by their kind by default, or always by choice, number or words.
-    The paper retrieves by late interaction
+    `agree` compares two answers: `same_answer` by their kind, `same_choice`, `same_number` and
+    `same_words` always by one kind. The paper retrieves by late interaction
     (`retrieve=DenseRetriever(LateInteractionIndex(...).search)`); the default is the search of
-    `knowledge`. `parallel` branches are tried concurrently; 1 is the paper's order. `max_calls`
-    and `max_tokens` limit one query. A given `search`, such as a `FlatSearch`, is used unchanged.
+    `knowledge`. `parallel` branches are answered concurrently; 1 is the paper's order. `max_calls`
+    completions and `max_tokens` tokens limit the search of one query. A given `search`, such as a
+    `FlatSearch`, is used unchanged.
     """
     check_depth(shots)
     if fetch < shots:

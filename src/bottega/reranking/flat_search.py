@@ -67,11 +67,11 @@ class FlatSearch:
     equals.
 
     `sequences="nearest"` shows the k nearest candidates in `order`, and samples all answers in one
-    request: best of n. The others sample one answer for each sequence. `"random"` shows k random
-    candidates, ordered by the seed. `"similar"` has the branches of `TreeSearch` without its tree:
-    the nearest k candidates, the nearest first, then sequences drawn by score (eq. 6). The budget
-    works as in `TreeSearch`: the first answer is scored before others are requested, to learn how
-    many fit.
+    request: best of n. The other two request one answer for each sequence. `"random"` shows k
+    random candidates in random order, seeded by the query. `"similar"` has the branches of
+    `TreeSearch` without its tree: the k nearest candidates, the nearest first, then sequences drawn
+    by score (eq. 6). The budget works as in `TreeSearch`: the first answer is scored before others
+    are requested, to learn how many fit.
     """
 
     generator: Generator
@@ -139,7 +139,7 @@ class FlatSearch:
     ) -> list[ScoredAnswer]:
         """Return as many scored answers as the budget allows.
 
-        Each wave shows the cost of a branch, which sets the size of the next wave.
+        The cost of a branch in one wave sets the size of the next wave.
         """
         sequences = self._sequences(query, candidates, k)
         found: list[ScoredAnswer] = []

@@ -18,7 +18,7 @@ EPSILON = 1e-10
 
 @dataclass(eq=False)
 class TreeNode:
-    """Node of the tree. `index` is that of its candidate; `value` is Q and `visits` N of the paper.
+    """Node of the tree. `index` is its candidate's; `value` is the paper's Q and `visits` its N.
 
     `pending` counts unfinished branches through the node.
     """
@@ -91,7 +91,7 @@ class MonteCarloTree:
         if not (math.isfinite(exploration) and exploration >= 0):
             raise SettingError(
                 f"exploration must be finite and at least 0, got {exploration}",
-                hint="set exploration to 0.5",
+                hint="set exploration to 0.5, the default",
             )
         self.root = TreeNode()
         self.depth = min(depth, len(candidates))
@@ -153,9 +153,9 @@ class MonteCarloTree:
                 node.parent.children.remove(node)
 
     def best(self) -> TreeNode | None:
-        """Return the answered leaf with the largest sum of values from the root.
+        """Return the answered leaf with the largest sum of values on the path from the root.
 
-        Ties go to the first leaf, as in the released code; the paper leaves this open.
+        Ties go to the first leaf, as in the released code; the paper does not specify them.
         """
         leaves = [node for node in self.root.by_level() if node.answer and node.parent]
         return max(

@@ -61,8 +61,8 @@ class SelfConsistencyReward:
     """Self-consistency reward (eq. 7).
 
     The model answers the query again from the answer's rationale, without demonstrations. The
-    reward is the share of `n` samples of one request that agree. `prompt(query, rationale)` builds
-    the prompt. For an answer without a rationale, which eq. 7 leaves open, the reward is
+    reward is the share of `n` samples, from one request, that agree. `prompt(query, rationale)`
+    builds the prompt. For an answer without a rationale, which eq. 7 leaves open, the reward is
     unavailable; `variant="released"` makes it 0.
     """
 
@@ -242,12 +242,12 @@ def _with_choices(example: Example, query: Query) -> Query:
 
 @dataclass(frozen=True)
 class EnsembleReward:
-    """Ensemble reward: the share of `n` other samples of `shots` demonstrations with the same
-    answer.
+    """Ensemble reward: the share of `n` other sequences of `shots` demonstrations that lead to the
+    same answer.
 
     This reward is ours. The self-consistency reward (eq. 7) needs a rationale, and for a model that
-    copies labels the mutual reward (eq. 8) only counts them. Candidates are sampled like branches
-    (eq. 6). All answers to a query are compared with the same samples, which are requested once.
+    copies labels the mutual reward (eq. 8) only counts labels. Candidates are sampled as in eq. 6.
+    All answers to a query are compared with the same samples, which are requested once.
     """
 
     prompt: Prompter

@@ -22,7 +22,7 @@ DemonstrationOrder = Literal["nearest-last", "nearest-first", "shuffled"]
 
 @dataclass(frozen=True)
 class TopKReranker:
-    """Re-ranker that selects the first k candidates. The paper leaves their order open.
+    """Re-ranker that selects the first k candidates. The papers do not specify their order.
 
     `nearest-last` (default) puts the best demonstration next to the query, where language models
     attend most; `shuffled` is seeded per query.

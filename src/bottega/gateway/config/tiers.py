@@ -20,9 +20,9 @@ class TierSettings:
     """[tiers.NAME]: one model. None means a default that depends on the model or on its position
     among the tiers. With `image_urls` its server fetches images by URL. `max_tokens` is the limit
     of a request that has none. If neither sets a limit, `output_tokens` are reserved from a key's
-    budget. With `search`, a tree search selects the demonstrations; its limits are
-    `search_calls` completions, `search_tokens` and `search_seconds`. `passages` is a store of
-    passages that `compressor` has compressed for a local model."""
+    budget. With `search = "rcts"`, a tree search selects the demonstrations; its limits per
+    request are `search_calls` completions, `search_tokens` and `search_seconds`. `passages` is a
+    store of passages that `compressor` has compressed for a local model."""
 
     name: str
     model: str
