@@ -1,9 +1,9 @@
-"""RACC where only scores tell the right passage: `python -m benchmarks.racc_scores --work DIR`.
+"""RACC where only scores identify the right passage: `python -m benchmarks.racc_scores --work DIR`.
 
 In `contradictions`, two passages about a name and a relation state different things. The right one
-has the higher score with a probability, the reliability. Compressors with and without RGCA start
-from the bundled one and are trained for each reliability and seed. DIR holds the answers of each:
-a stopped run resumes. See docs/experiments/racc.md.
+has the higher score with a given probability, the reliability. Compressors with and without RGCA
+start from the bundled one and are trained for each reliability and seed. DIR stores the answers of
+each compressor, so a stopped run resumes. docs/data.md describes the task.
 """
 
 from __future__ import annotations
@@ -59,14 +59,16 @@ TRAINING = TrainingConfig(
 # Methods and shots of the baselines. One shot is the passage with the highest score.
 BASELINES = (("concat", 1), ("concat", PASSAGES), ("candidates", PASSAGES))
 HIGHEST, BASELINE, WITHOUT = "highest score", "baselines", "without RGCA"
-HEAD = "| | accuracy | equal scores | less equal scores | less without RGCA | by seed | strength |"
+HEAD = (
+    "| | accuracy | equal scores | minus equal scores | minus without RGCA | by seed | strength |"
+)
 Scores = dict[str, list[bool]]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Difference from the bundled compressor. `strength` is the initial one of the scores, and
-    `rate` the factor of its learning rate. Without `trained` only the temperature is calibrated."""
+    """Difference from the bundled compressor. `strength` is the initial strength of the scores, and
+    `rate` a factor of its learning rate. Unless `trained`, only the temperature is calibrated."""
 
     rgca: bool = True
     strength: float | None = None
@@ -195,7 +197,7 @@ class Experiment:
         return {**record, "scores": scores}
 
     def file(self, name: str, reliability: float, seed: int) -> Path:
-        if name == WITHOUT:  # ignores scores: one compressor answers alike for every reliability
+        if name == WITHOUT:  # ignores scores: its answers are the same for every reliability
             reliability = RELIABILITIES[-1]
         return self.work / f"{name.replace(',', '').replace(' ', '-')}-{reliability}-{seed}.json"
 

@@ -2,8 +2,8 @@
 benchmarks.racc_stored [--limit 500] [--json F]`.
 
 Reports accuracy on `facts` with passages compressed in the request, stored as fp16 and stored as
-int8; seconds per answer, sequentially, with alternating methods; and bytes per passage, whose
-images count, as in the paper. This is the paper's Table 3 on a small scale. See
+int8; seconds per answer, sequentially, with alternating methods; and bytes per passage, including
+its images as in the paper. This is the paper's Table 3 on a small scale. See
 docs/experiments/racc.md.
 """
 

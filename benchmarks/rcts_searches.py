@@ -60,8 +60,8 @@ class _Brief(ReplayGenerator):
 
 
 def model_of(setting: Setting, replies: Path | None) -> Generator:
-    """Return the model of a setting. The apprentice's replies are stored by request content:
-    methods share equal requests, and a second run sends none.
+    """Return the model of a setting. The apprentice's replies are stored by request content, so
+    methods share identical requests and a second run sends none.
     """
     if setting.simulated:
         return open_model(SIMULATED)
