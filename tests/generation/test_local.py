@@ -327,3 +327,29 @@ async def test_the_next_batch_answers_the_remaining_requests(
     prompts = [Prompt((Message("user", (solid_image(shade), "What?")),)) for shade in range(5)]
     replies = await asyncio.gather(*(fast.generate(one, Sampling(max_tokens=2)) for one in prompts))
     assert len(replies) == 5
+
+
+async def test_requests_of_nested_tasks_share_a_batch(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TransformersGenerator(folders["fast_vlm"], prefix_cache_mb=0)
+    await model.load()
+    sizes: list[int] = []
+    answer = LoadedModel.answer
+
+    def counted(loaded: LoadedModel, batch: list[RenderedPrompt]) -> Any:
+        sizes.append(len(batch))
+        return answer(loaded, batch)
+
+    async def nested(depth: int, sampling: Sampling) -> Reply:
+        if depth:
+            [reply] = await asyncio.gather(nested(depth - 1, sampling))
+            return reply
+        return await model.generate(shown(1, 2), sampling)
+
+    monkeypatch.setattr(LoadedModel, "answer", counted)
+    samplings = (SHORT, Sampling(1.0, max_tokens=4, n=3, seed=1), Sampling(max_tokens=2), SHORT)
+    replies = await asyncio.gather(*map(nested, range(4), samplings))
+    await model.aclose()
+    assert sizes == [4]
+    assert [len(reply.completions) for reply in replies] == [1, 3, 1, 1]

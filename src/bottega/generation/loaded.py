@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from bottega.generation.caches import VisionCache
 from bottega.generation.model_files import first_line, load_parts
 from bottega.generation.prefix_reuse import BatchReader, prefixed_inputs
 from bottega.generation.sampling import GumbelSampler, SampleRow, StopCriterion, to_completion
+from bottega.generation.token_tree import TokenTree
 from bottega.generation.tokenization import (
     ControlTokens,
     RenderedPrompt,
@@ -23,6 +25,7 @@ from bottega.generation.tokenization import (
     adds_special_tokens,
     decoded_images,
 )
+from bottega.generation.tree_generation import TreeGenerator
 from bottega.image import Image
 from bottega.kv_prefix import reading_model
 from bottega.types import Completion, Prefix, Prompt, Sampling, Usage
@@ -50,6 +53,7 @@ class LoadedModel:
     control: ControlTokens
     vision_cache: VisionCache | None
     reader: BatchReader | None = None
+    tree: TreeGenerator | None = None
 
     @classmethod
     def load(
@@ -79,7 +83,12 @@ class LoadedModel:
         vision_cache = VisionCache.for_model(model, processor)
         reader = BatchReader.for_model(model, processor, vision_cache, cache_bytes)
         control = ControlTokens.for_processor(processor)
-        return cls(model, processor, frozenset(ends - {None}), control, vision_cache, reader)
+        loaded = cls(model, processor, frozenset(ends - {None}), control, vision_cache, reader)
+        # Both reuse prefixes; the tree also saves work within the layers of a small decoder.
+        tree = TokenTree.for_model(model) if vision_cache and not reader else None
+        if tree is None:
+            return loaded
+        return replace(loaded, tree=TreeGenerator(tree, loaded.ends, loaded._decode))
 
     @property
     def max_images(self) -> int | None:
@@ -120,6 +129,12 @@ class LoadedModel:
             )
         return RenderedPrompt(text, images, sampling, prefix=prefix)
 
+    def batch_kind(self, rendered: RenderedPrompt) -> tuple[bool, int, int]:
+        """Return what the prompts of one batch must have in common. `_from_tree` reads any prompts
+        together."""
+        images, samples, prefix = rendered.shape[:3]
+        return (images, samples, prefix) if prefix or self.tree is None else (False, 1, 0)
+
     def decode(self, rendered: RenderedPrompt) -> RenderedPrompt:
         """Add the decoded images that `answer` needs. Raises `ImageError`."""
         needed = {
@@ -156,6 +171,8 @@ class LoadedModel:
     def _answer(
         self, batch: Sequence[RenderedPrompt]
     ) -> list[tuple[tuple[Completion, ...], Usage]]:
+        if self.tree is not None and not batch[0].prefix:
+            return self._from_tree(self.tree, batch)
         samples = batch[0].samples
         rows = [SampleRow(one.sampling, index) for one in batch for index in range(samples)]
         tokenized: list[TokenizedPrompt] = []
@@ -170,11 +187,40 @@ class LoadedModel:
         answers = []
         for i, one in enumerate(batch):
             found = generated[i * samples : (i + 1) * samples]
-            copies = one.sampling.n // samples
-            completions = tuple(replace(completion) for completion, _ in found) * copies
-            usage = Usage(prompt_tokens[i], sum(count for _, count in found) * copies)
-            answers.append((completions, usage))
+            answers.append(_reply(one, found, prompt_tokens[i]))
         return answers
+
+    def _from_tree(
+        self, generator: TreeGenerator, batch: Sequence[RenderedPrompt]
+    ) -> list[tuple[tuple[Completion, ...], Usage]]:
+        generator.tree.trim()
+        prompts = self._tree_keys(generator.tree, batch)
+        rows = [SampleRow(one.sampling, i) for one in batch for i in range(one.samples)]
+        repeated = [
+            keys for one, keys in zip(batch, prompts, strict=True) for _ in range(one.samples)
+        ]
+        found = iter(generator.generate(repeated, rows))
+        return [
+            _reply(one, [next(found) for _ in range(one.samples)], len(keys))
+            for one, keys in zip(batch, prompts, strict=True)
+        ]
+
+    def _tree_keys(self, tree: TokenTree, batch: Sequence[RenderedPrompt]) -> list[list[int]]:
+        """Return the tokens of each prompt as keys of the tree."""
+        assert self.vision_cache is not None
+        shas = [sha for one in batch for sha in one.image_keys]
+        features = self.vision_cache.features(shas, decoded_images(batch))
+        texts = [self.vision_cache.expand_placeholders(one.text) for one in batch]
+        special = adds_special_tokens(self.processor, texts[0])
+        found = self.processor.tokenizer(texts, add_special_tokens=special)["input_ids"]
+        marker = self.model.config.image_token_id
+        keys = []
+        for one, ids in zip(batch, found, strict=True):
+            images = chain.from_iterable(
+                tree.image_keys(sha, features[sha]) for sha in one.image_keys
+            )
+            keys.append([next(images) if token == marker else token for token in ids])
+        return keys
 
     def _read(
         self, batch: Sequence[RenderedPrompt], tokenized: Sequence[TokenizedPrompt]
@@ -292,3 +338,12 @@ class LoadedModel:
         if isinstance(part, str):
             return {"type": "text", "text": self.control.escape(part)}
         return {"type": "image"}
+
+
+def _reply(
+    one: RenderedPrompt, found: Sequence[tuple[Completion, int]], prompt_tokens: int
+) -> tuple[tuple[Completion, ...], Usage]:
+    """Return the completions of a prompt and its usage; greedy completions are copied."""
+    copies = one.sampling.n // one.samples
+    completions = tuple(replace(completion) for completion, _ in found) * copies
+    return completions, Usage(prompt_tokens, sum(count for _, count in found) * copies)

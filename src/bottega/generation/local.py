@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 Work = TypeVar("Work")
 Done = TypeVar("Done")
-# Seconds to wait for more requests; those of one task group arrive sooner.
-BATCH_WINDOW = 0.002
-MAX_WINDOWS = 10
+# Turns of the event loop that a request waits for more of them: those of one task group arrive in
+# fewer turns, and an idle loop needs a tenth of a millisecond.
+BATCH_TURNS = 8
 # Maximum pixels decoded for one batch: 128 MB as RGB.
 BATCH_PIXELS = 32_000_000
 
@@ -127,8 +127,14 @@ class TransformersGenerator:
     async def _reply(self, request: Request) -> Reply:
         with self._lock:
             self._waiting.append(request)
-        self._submit(self._answer_next_batch)
-        return await asyncio.wrap_future(request.reply)
+        try:
+            for _ in range(BATCH_TURNS):
+                await asyncio.sleep(0)
+            if request in self._waiting:  # else it is in a batch that another request began
+                self._submit(self._answer_next_batch)
+            return await asyncio.wrap_future(request.reply)
+        finally:
+            request.reply.cancel()  # no effect on a finished request
 
     async def aclose(self) -> None:
         """Ends the thread and lets go of the model; the next request would load it again."""
@@ -164,12 +170,7 @@ class TransformersGenerator:
         return self._loaded
 
     def _answer_next_batch(self) -> None:
-        """Answer one batch. Called once per request; most calls find no waiting request."""
-        seen = 0
-        for _ in range(MAX_WINDOWS):  # wait until no more requests arrive
-            if seen == (seen := len(self._waiting)):
-                break
-            time.sleep(BATCH_WINDOW)
+        """Answer one batch. Called by each request that still waits; the call may find none."""
         with self._lock:
             found, self._waiting = self._portion(self._waiting)
         requests = [one for one in found if one.reply.set_running_or_notify_cancel()]
@@ -179,7 +180,7 @@ class TransformersGenerator:
             model = self._model()
             pairs = ((one, one) for one in requests)
             rendered = _each(pairs, lambda one: model.render(one.prompt, one.sampling, one.prefix))
-            for batch in self._batches(rendered):
+            for batch in self._batches(model, rendered):
                 self._answer(model, batch)
         except BaseException as error:  # callers would wait forever for a future without a result
             _fail([one for one in requests if not one.reply.done()], error)
@@ -210,13 +211,19 @@ class TransformersGenerator:
         )
 
     def _batches(
-        self, rendered: Iterator[tuple[Request, RenderedPrompt]]
+        self, model: LoadedModel, rendered: Iterator[tuple[Request, RenderedPrompt]]
     ) -> Iterator[list[tuple[Request, RenderedPrompt]]]:
         ordered = sorted(rendered, key=lambda pair: pair[1].shape)
-        for (_, samples, _), group in groupby(ordered, key=lambda pair: pair[1].shape[:3]):
-            members, size = list(group), max(1, self._max_batch // samples)
-            for start in range(0, len(members), size):
-                yield members[start : start + size]
+        for _, group in groupby(ordered, key=lambda pair: model.batch_kind(pair[1])):
+            batch: list[tuple[Request, RenderedPrompt]] = []
+            rows = 0
+            for pair in group:
+                rows += pair[1].samples
+                if batch and rows > self._max_batch:
+                    yield batch
+                    batch, rows = [], pair[1].samples
+                batch.append(pair)
+            yield batch
 
     def _answer(self, model: LoadedModel, batch: Sequence[tuple[Request, RenderedPrompt]]) -> None:
         ready = list(_each(batch, model.decode))

@@ -89,11 +89,11 @@ class StopCriterion:
         for sampling, row in zip(self._samplings, input_ids[:, self._start :], strict=True):
             full = len(row) >= sampling.max_tokens
             text = "" if full or not sampling.stop else self._decode(row.tolist())
-            done.append(full or _cut(text, sampling.stop) is not None)
+            done.append(full or cut_at_stop(text, sampling.stop) is not None)
         return torch.tensor(done, device=input_ids.device)
 
 
-def _cut(text: str, stops: Sequence[str]) -> str | None:
+def cut_at_stop(text: str, stops: Sequence[str]) -> str | None:
     """Return the text before the first stop string, or None without a stop string."""
     starts = [text.find(stop) for stop in stops if stop in text]
     return text[: min(starts)] if starts else None
@@ -107,7 +107,7 @@ def to_completion(
     end = next((i for i in range(limit) if tokens[i] in ends), None)
     count = limit if end is None else end + 1
     text = decode(tokens[: limit if end is None else end])
-    cut = _cut(text, row.sampling.stop)
+    cut = cut_at_stop(text, row.sampling.stop)
     stopped = end is not None or cut is not None
     shown = (text if cut is None else cut).strip()
     completion = Completion(shown, "stop" if stopped else "length", sum(logprobs[:count]))

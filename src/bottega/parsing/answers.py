@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 from bottega.parsing.replies import WORDS, cut_dialogue, first_turn, strip_thinking, unwrap
 from bottega.types import Answer, Completion, Query
@@ -82,6 +83,12 @@ class ChoiceIndex:
     def has_signed(self, text: str) -> bool:
         """Return whether a choice equals the text if all dashes are equal and spaces ignored."""
         return _signed(normalize(text)) in self._signed
+
+
+@lru_cache(64)
+def choice_index(choices: tuple[str, ...]) -> ChoiceIndex:
+    """Return the index of choices; those of a task are the same for all of its replies."""
+    return ChoiceIndex(choices)
 
 
 def _signed(text: str) -> str:

@@ -10,6 +10,7 @@ from bottega.parsing.answers import (
     ANSWER_PHRASE,
     QUOTES,
     ChoiceIndex,
+    choice_index,
     drop_confidence,
     find_stated_answers,
     normalize,
@@ -194,7 +195,7 @@ class LabelParser:
         stated = list(STATED_LABEL.finditer(reply))
         if self.multi_label or not stated:
             return [one for one in stated if _field(one) == _field(stated[-1])]
-        index = ChoiceIndex(choices)
+        index = choice_index(tuple(choices))
         readable = (one for one in stated if _first_line(one[1].strip(), index) is not None)
         return [one for one in (next(readable, None),) if one is not None]
 
@@ -205,7 +206,7 @@ class LabelParser:
             return (bare,) if bare else None
         if text not in choices and REJECTED.search(f"{text}\n{later}"):
             return None
-        index = ChoiceIndex(choices)
+        index = choice_index(tuple(choices))
         one = _listed(text, index)
         if one is None and not self.multi_label:
             one = _first_line(text, index)
