@@ -3,7 +3,7 @@
 In `contradictions`, two passages about a name and a relation state different things. The right one
 has the higher score with a given probability, the reliability. Compressors with and without RGCA
 start from the bundled one and are trained for each reliability and seed. DIR stores the answers of
-each compressor, so a stopped run resumes. docs/data.md describes the task.
+each compressor, so a stopped run resumes. See docs/experiments/racc.md.
 """
 
 from __future__ import annotations
