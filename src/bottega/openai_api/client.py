@@ -15,11 +15,11 @@ from time import perf_counter
 from types import TracebackType
 from typing import Literal, TypeVar
 
-import aiohttp
 import orjson
 
 from bottega._util.tracing import current_tracer, model_call
 from bottega.errors import EndpointError, GenerationError, RejectedError, SettingError
+from bottega.openai_api import lazy_aiohttp as aiohttp
 from bottega.openai_api.endpoint import CHAT_PATH, NO_HEADERS, Endpoint
 from bottega.openai_api.errors import JSONObject
 from bottega.openai_api.fields import Dialect, rejects_field

@@ -6,11 +6,10 @@ import asyncio
 import io
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-import aiohttp
 import orjson
-from yarl import URL
 
 from bottega._util.tracing import forwarded_headers
 from bottega.errors import (
@@ -21,6 +20,7 @@ from bottega.errors import (
     SettingError,
     UnreachableError,
 )
+from bottega.openai_api import lazy_aiohttp as aiohttp
 from bottega.openai_api.endpoint import NO_HEADERS, Endpoint
 from bottega.openai_api.errors import WRONG_PROTOCOL, JSONObject
 from bottega.openai_api.response import (
@@ -31,6 +31,9 @@ from bottega.openai_api.response import (
     reported_failure,
 )
 from bottega.openai_api.streams import DONE, EventReader, to_chunks
+
+if TYPE_CHECKING:
+    from yarl import URL
 
 # A few compressed kilobytes can unpack to gigabytes.
 MAX_REPLY_MB = 64
@@ -44,14 +47,6 @@ STREAM_HEADERS = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
 DRAIN_SECONDS = 0.1
 UNREACHABLE_HINT = "start the server there, or set another address: OPENAI_BASE_URL (or base_url=)"
 ADDRESS_HINT = "check the network and the address: OPENAI_BASE_URL (or base_url=)"
-CONNECTION_PROBLEMS = {
-    aiohttp.ClientConnectorDNSError: "has no address: the host name is unknown",
-    aiohttp.ClientConnectorCertificateError: "has no valid TLS certificate",
-    aiohttp.ClientSSLError: "has no valid TLS certificate",
-    aiohttp.InvalidURL: "is not a valid address",
-    aiohttp.ClientHttpProxyError: "cannot be reached through the proxy",
-    aiohttp.ConnectionTimeoutError: "does not accept connections",
-}
 # Returns the error for an HTTP status, the JSON of the error and the headers.
 ToError = Callable[[int, JSONObject, Mapping[str, str]], EndpointError]
 
@@ -186,10 +181,21 @@ def _too_long(where: str) -> GarbledError:
     return error
 
 
+def _connection_problems() -> dict[type[Exception], str]:
+    return {
+        aiohttp.ClientConnectorDNSError: "has no address: the host name is unknown",
+        aiohttp.ClientConnectorCertificateError: "has no valid TLS certificate",
+        aiohttp.ClientSSLError: "has no valid TLS certificate",
+        aiohttp.InvalidURL: "is not a valid address",
+        aiohttp.ClientHttpProxyError: "cannot be reached through the proxy",
+        aiohttp.ConnectionTimeoutError: "does not accept connections",
+    }
+
+
 def _translated(
     error: aiohttp.ClientError | OSError, where: str, timeout: float | None
 ) -> EndpointError:
-    for kind, problem in CONNECTION_PROBLEMS.items():
+    for kind, problem in _connection_problems().items():
         if isinstance(error, kind):
             return UnreachableError(f"{where} {problem}", hint=ADDRESS_HINT)
     if isinstance(error, aiohttp.ClientConnectorError):

@@ -1,0 +1,109 @@
+"""Start-up times: python benchmarks/startup.py [--rounds 5]
+
+Prints the CPU time and the elapsed time in seconds, median [lowest, highest] of all rounds. Each
+start is a process of its own with one thread, and the cases alternate. The imports are floors: the
+bundled models need torch and the modelling code of transformers. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
+from benchmarks.processes import BOTTEGA, STARTS, DidNotStartError, free_port, start
+from bottega import load_digits
+from bottega.cli import GC_THRESHOLD
+
+# Commands change the threshold of the garbage collection too, which saves half a second.
+SETUP = f"import gc; gc.set_threshold({GC_THRESHOLD})"
+CODES = {
+    "Python": "pass",
+    "`import torch`": f"{SETUP}; import torch",
+    "`import transformers.modeling_utils`, with torch": f"{SETUP}; import transformers.modeling_utils",
+    "`import bottega`": "import bottega",
+}
+EXAMPLES = 50
+Seconds = tuple[float, float]  # CPU, elapsed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    measured: dict[str, list[Seconds]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"BOTTEGA_TRACES": "none", "TMPDIR": folder}
+        cases = prepared_cases(Path(folder))
+        for number in range(rounds + 1):
+            for name, measure in cases.items():
+                seconds = measure()
+                if number:  # the first round fills the file cache
+                    measured.setdefault(name, []).append(seconds)
+    print("| | CPU | elapsed |\n|---|---|---|")
+    for name, times in measured.items():
+        cpu, elapsed = zip(*times, strict=True)
+        print(f"| {name} | {summary(cpu)} | {summary(elapsed)} |")
+
+
+def prepared_cases(folder: Path) -> dict[str, Callable[[], Seconds]]:
+    """Return the measurements by name. The folder gets a small knowledge base of digits."""
+    for number, example in zip(range(EXAMPLES), load_digits(), strict=False):
+        file = folder / "digits" / example.answer / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(example.query.images[0].data)
+    base = str(folder / "k.db")
+    until_exit(folder, [*BOTTEGA, "add", base, str(folder / "digits")])
+    commands = {
+        **{name: [sys.executable, "-c", code] for name, code in CODES.items()},
+        "`bottega --help`": [*BOTTEGA, "--help"],
+        "`bottega stats`": [*BOTTEGA, "stats", base],
+        "`bottega classify`": [*BOTTEGA, "classify", base, str(file)],
+    }
+    return {
+        **{name: partial(until_exit, folder, command) for name, command in commands.items()},
+        "`bottega serve --demo`, until it answers": partial(until_served, folder, "/healthz"),
+        "`bottega serve --demo`, until the models are loaded": partial(
+            until_served, folder, "/readyz"
+        ),
+    }
+
+
+def until_exit(folder: Path, command: Sequence[str]) -> Seconds:
+    began = time.perf_counter()
+    server = start(command, 0, folder / "log")
+    _, status, usage = os.wait4(server.process.pid, 0)
+    if status:
+        raise subprocess.CalledProcessError(status, command)
+    return usage.ru_utime + usage.ru_stime, time.perf_counter() - began
+
+
+def until_served(folder: Path, path: str) -> Seconds:
+    port, began = free_port(), time.perf_counter()
+    server = start([*BOTTEGA, "serve", "--demo", "--port", str(port)], port, folder / "log")
+    try:
+        while time.perf_counter() < began + STARTS:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.url}{path}"):
+                return server.cpu(), time.perf_counter() - began
+            time.sleep(0.01)
+        raise DidNotStartError(server.log.read_text(errors="replace")[-2000:])
+    finally:
+        server.stop()
+
+
+def summary(seconds: Sequence[float]) -> str:
+    return f"{statistics.median(seconds):.2f} [{min(seconds):.2f}, {max(seconds):.2f}]"
+
+
+if __name__ == "__main__":
+    main()
