@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 import hashlib
 import io
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 
+import pybase64
 from PIL import Image as Pillow
 from PIL import JpegImagePlugin, PngImagePlugin
 
@@ -102,7 +102,7 @@ class Image:
         """Decode `data:image/png;base64,...` or bare base64 text. Raises `ImageError`."""
         payload = url.partition(",")[2] if url.startswith("data:") else url
         try:
-            data = base64.b64decode(payload, validate=True)
+            data = pybase64.b64decode(payload, validate=True)
         except (binascii.Error, ValueError) as error:
             raise ImageError(
                 f"{source or 'the image'} is not valid base64", hint="encode the file's bytes"
@@ -209,7 +209,7 @@ class Image:
             media_type, data = self.media_type, self.data
             if max(self.width, self.height) > WIRE_SIDE or not self._is_sendable():
                 media_type, data = pixels.encoded(self._reduced_for_wire())
-            url = f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
+            url = f"data:{media_type};base64,{pybase64.b64encode_as_string(data)}"
             self.__dict__["_data_url"] = url
         return url
 

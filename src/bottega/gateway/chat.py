@@ -286,7 +286,7 @@ class Gateway:
         images = await read_images(parts, self.fetch, self.limits) if parts else {}
         self.limits.check_fetched(images.values(), "messages")
         if images:
-            await asyncio.to_thread(self.decoding.check, images.values())
+            await self.decoding.check(images.values())
         return images
 
     def _passes_urls(self, request: ChatRequest) -> bool:

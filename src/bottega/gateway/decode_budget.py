@@ -103,6 +103,9 @@ REDUCED_SIDE = 512
 # Upper bound for every codec, result included (JPEG 2000 of 16 bits): with few pixels the header
 # need not be read.
 BYTES_PER_PIXEL = 66
+# The same for JPEG: the coefficients of four components and three copies of the result.
+JPEG_BYTES_PER_PIXEL = 20
+JPEG_TYPES = ("image/jpeg", "image/mpo")
 # Work that needs at most this much does not wait for larger work.
 SMALL = 16 * MB
 SMALL_BUDGET = 64 * MB
@@ -125,9 +128,12 @@ class DecodeBudget:
         self._large = FairSemaphore(max_bytes, max(1, processors // 2))
         self._small = FairSemaphore(SMALL_BUDGET, max(4, processors))
 
-    def check(self, images: Collection[Image]) -> None:
-        """Raise `ApiError` (413) for images that exceed the whole budget. Blocks."""
-        if (need := bytes_needed(images)) > self.max_bytes:
+    async def check(self, images: Collection[Image]) -> None:
+        """Raise `ApiError` (413) for images that exceed the whole budget."""
+        need = max_bytes_needed(images)
+        if need > self.max_bytes:
+            need = await asyncio.to_thread(bytes_needed, images)
+        if need > self.max_bytes:
             raise ApiError(
                 f"the images of the request must decode within {self.max_bytes // MB} MB, got"
                 f" {need // MB} MB",
@@ -151,8 +157,7 @@ class DecodeBudget:
         """
         if not images:
             return await work()
-        # An upper bound first: most images are small, and reading headers costs a thread.
-        need = BYTES_PER_PIXEL * sum(image.width * image.height for image in images)
+        need = max_bytes_needed(images)
         if need > SMALL:
             need = await asyncio.to_thread(bytes_needed, images, cost)
         need = min(need, self.max_bytes)  # work above the budget waits until it is alone
@@ -177,6 +182,16 @@ class DecodeBudget:
         running = asyncio.ensure_future(work())
         running.add_done_callback(release)
         return await asyncio.shield(running)
+
+
+def max_bytes_needed(images: Collection[Image]) -> int:
+    """Return an upper bound of `bytes_needed` for any cost. It suffices for most images, while
+    reading their headers needs a thread."""
+    return sum(
+        (JPEG_BYTES_PER_PIXEL if image.media_type in JPEG_TYPES else BYTES_PER_PIXEL)
+        * (image.width * image.height)
+        for image in images
+    )
 
 
 def bytes_needed(images: Collection[Image], cost: Cost = embedding_cost) -> int:

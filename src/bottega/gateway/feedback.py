@@ -227,7 +227,7 @@ class FeedbackEndpoint:
             raise unsupported("only questions of one turn can be corrected", "messages", hint)
         images = await read_images(request.images, gateway.fetch, gateway.limits)
         gateway.limits.check_fetched(images.values(), "messages")
-        await asyncio.to_thread(gateway.decoding.check, images.values())
+        await gateway.decoding.check(images.values())
         return to_query(request, [images[part.url] for part in request.images])
 
 
