@@ -126,7 +126,7 @@ class DecodeBudget:
         self.wait_seconds = wait_seconds
         processors = os.cpu_count() or 1
         self._large = FairSemaphore(max_bytes, max(1, processors // 2))
-        self._small = FairSemaphore(SMALL_BUDGET, max(4, processors))
+        self._small = FairSemaphore(SMALL_BUDGET, max(2, processors))
 
     async def check(self, images: Collection[Image]) -> None:
         """Raise `ApiError` (413) for images that exceed the whole budget."""
