@@ -30,7 +30,9 @@ SETUP = f"import gc; gc.set_threshold({GC_THRESHOLD})"
 CODES = {
     "Python": "pass",
     "`import torch`": f"{SETUP}; import torch",
-    "`import transformers.modeling_utils`, with torch": f"{SETUP}; import transformers.modeling_utils",
+    "`import transformers.modeling_utils`, with torch": (
+        f"{SETUP}; import transformers.modeling_utils"
+    ),
     "`import bottega`": "import bottega",
 }
 EXAMPLES = 50

@@ -11,7 +11,7 @@ from bottega.generation import OpenAIGenerator
 from bottega.openai_api import transport
 from bottega.prompting import InterleavedPrompter
 from bottega.types import Query, Sampling
-from tests.server import Server, ok
+from tests.server import Server, ok, refuse
 
 
 async def test_idle_connections_are_not_used_again(
@@ -35,3 +35,15 @@ async def test_idle_connections_are_not_used_again(
             await model.generate(prompt, Sampling())
             await asyncio.sleep(0.1)
         assert len(set(peers)) == connections
+
+
+async def test_large_bodies_arrive_whole_and_again(endpoint: Server) -> None:
+    endpoint.answers = [refuse(503, retry_after="0"), ok("fine")]
+    text = "".join(f"{number}, " for number in range(300_000))
+    prompt = InterleavedPrompter()(Query(text), [])
+    reply = await OpenAIGenerator("model", base_url=endpoint.url).generate(prompt, Sampling())
+    first, second = endpoint.bodies
+    assert reply.completions[0].text == "fine" and first == second
+    assert text in str(first["messages"])
+    for headers in endpoint.headers:
+        assert int(headers["Content-Length"]) > len(text) > transport.MAX_WRITE

@@ -34,6 +34,8 @@ from bottega.openai_api.streams import DONE, EventReader, to_chunks
 if TYPE_CHECKING:
     from yarl import URL
 
+    from bottega.openai_api.large_body import LargeBody
+
 # A few compressed kilobytes can unpack to gigabytes.
 MAX_REPLY_MB = 64
 MAX_WRITE = 1 << 20
