@@ -1,5 +1,5 @@
 """Cost of the console: python benchmarks/console.py [--requests N] [--entries N] [--items N]
-[--rounds N] [--parts pages cpu]
+[--rounds N] [--at-once N] [--parts pages cpu]
 
 The time of each page of a gateway with 100,000 requests, 20,000 cached entries and an evaluation of
 six methods on 2,000 items: the longest load at its first opening after a start, and the median of
@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=2_000)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--parts", nargs="+", default=["pages", "cpu"], choices=["pages", "cpu"])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -90,7 +91,8 @@ def main() -> None:
                 Path(name) / "pages", arguments.requests, arguments.entries, arguments.items
             )
         if "cpu" in arguments.parts:
-            measure_cpu(Path(name) / "cpu", arguments.rounds, arguments.seconds)
+            size = Size(arguments.rounds, (arguments.at_once,), arguments.seconds)
+            measure_cpu(Path(name) / "cpu", size)
 
 
 def measure_pages(folder: Path, requests: int, entries: int, items: int) -> None:
@@ -153,7 +155,7 @@ def gateway(folder: Path, mock: Server, more: str) -> Iterator[Server]:
         yield server
 
 
-def measure_cpu(folder: Path, rounds: int, seconds: float) -> None:
+def measure_cpu(folder: Path, size: Size) -> None:
     with contextlib.ExitStack() as stack:
         folder.mkdir()
         mock = stack.enter_context(running("mock_upstream", folder))
@@ -170,7 +172,7 @@ def measure_cpu(folder: Path, rounds: int, seconds: float) -> None:
                 if one.name in (PASSED, AUGMENTED)
             ]
         bench = stack.enter_context(Bench.ready(folder, found, [text_body(), image_body()]))
-        runs = list(bench.rounds(Size(rounds, (16,), seconds), rounds))
+        runs = list(bench.rounds(size, size.rounds))
     figures = Figures(runs)
     print(*figures.rows(), sep="\n")
     for name in (PASSED, AUGMENTED):
