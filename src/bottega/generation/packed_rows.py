@@ -47,10 +47,14 @@ class PackedRows:
 
 class QueryNodes:
     """Queries of packed rows, in order: their `nodes`, the `depths` of these, and `mask`,
-    (rows, 1, queries, nodes), which is True where a query may attend: at its path and draft."""
+    (rows, 1, queries, nodes), which is True where a query may attend: at its path and draft. Rows
+    without a query are left out: samples of one prompt read its nodes once, in the first row."""
 
     def __init__(self, packed: PackedRows, chosen: npt.NDArray[np.bool_]) -> None:
         self._chosen = chosen
+        used = chosen.any(axis=1)
+        index, begins_of = packed.index[used], packed.begins[used]
+        lengths, chosen = packed.lengths[used], chosen[used]
         rows, columns = np.nonzero(chosen)
         counts = chosen.sum(axis=1)
         slots = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
@@ -61,17 +65,16 @@ class QueryNodes:
         self._shape, self._is_full = shape, len(rows) == numbers.size
         self._numbers = torch.from_numpy(numbers.ravel())
         self._valid = torch.from_numpy(rows * shape[1] + slots)
-        self._index, self._path_shape = torch.from_numpy(packed.index.ravel()), packed.index.shape
+        self._index, self._path_shape = torch.from_numpy(index.ravel()), index.shape
 
-        begins = packed.begins[rows, columns]
-        depths = np.where(begins, packed.lengths[rows, 0] + columns - begins, columns)
+        begins = begins_of[rows, columns]
+        depths = np.where(begins, lengths[rows, 0] + columns - begins, columns)
         self.depths = torch.from_numpy(depths.astype(np.float32))
-        self.nodes = torch.from_numpy(packed.index[rows, columns])
-        at, own = positions[..., None], np.take_along_axis(packed.begins, positions, 1)[..., None]
-        nodes = np.arange(packed.index.shape[1])
-        mask = (nodes <= at) & ((nodes < packed.lengths[..., None]) | (nodes >= own))
+        self.nodes = torch.from_numpy(index[rows, columns])
+        at, own = positions[..., None], np.take_along_axis(begins_of, positions, 1)[..., None]
+        nodes = np.arange(index.shape[1])
+        mask = (nodes <= at) & ((nodes < lengths[..., None]) | (nodes >= own))
         self.mask = torch.from_numpy(mask)[:, None]
-        self.hidden = ~self.mask
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, QueryNodes) and np.array_equal(self._chosen, other._chosen)
