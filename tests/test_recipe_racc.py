@@ -113,5 +113,5 @@ def test_a_base_over_http_is_rejected(passages: KnowledgeBase) -> None:
 async def test_another_base_model_is_rejected(passages: KnowledgeBase) -> None:
     pipeline = racc(passages, bundled_compressor(), bundled("master"), retrieve=OracleRetriever())
 
-    with pytest.raises(LoadError, match="another hyper model"):
+    with pytest.raises(LoadError, match="another model"):
         await pipeline.answer(TASK.items[0].query)

@@ -441,3 +441,40 @@ def test_paired_differences_of_eval_fit_in_80_columns(run: Run, pets: Path) -> N
     done = run("eval", f"image-folder:{pets}", "--shots", "1")
     paired = done.out.partition("\npaired differences")[2].splitlines()
     assert paired and all(len(line) <= 80 for line in paired)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--shots", "2,101"), "a search must select at most 100 demonstrations, got 101"),
+        (("--exploration", "inf"), "exploration must be finite and at least 0, got inf"),
+    ],
+)
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_searches_are_checked_before_any_request(
+    run: Run, served: Server, options: tuple[str, ...], message: str, dry: tuple[str, ...]
+) -> None:
+    common = ("--limit", 2, "--methods", "top-k,rcts", "--model", "openai:m")
+    refused = run("eval", "codes", *common, *options, *dry)
+    assert (refused.code, message in refused.err) == (2, True), refused.err
+    assert not served.bodies and "top-k" not in refused.out
+
+
+def test_a_compressor_of_another_model_is_refused_before_any_answer(run: Run) -> None:
+    refused = run(
+        *("eval", "facts", "--limit", 2, "--methods", "concat,racc", "--shots", 2),
+        *("--model", "bundled:master", "--retrieve", "text"),
+    )
+    assert "this compressor was trained with another model" in refused.err
+    assert refused.code == 1 and "concat" not in refused.out
+
+
+def test_another_setting_of_the_search_is_named(run: Run, served: Server) -> None:
+    served.answers = [ok("Answer Choice: A")]
+    common = (
+        *("eval", "codes", "--limit", 1, "--methods", "top-k,rcts", "--shots", 2),
+        *("--model", "openai:m", "--out", "kept"),
+    )
+    assert run(*common).code == 0
+    refused = run(*common, "--alpha", 0.9)
+    assert "kept holds a run with --alpha unset, got 0.9" in refused.err

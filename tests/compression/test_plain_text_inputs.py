@@ -91,5 +91,6 @@ def test_answers_above_the_limit_are_refused(model: LoadedModel) -> None:
     objective = training_objective(model, answer_tokens=6)
     check_answers(objective, [Example(QUESTION, "five"), Example(QUESTION, "")])
     with pytest.raises(SettingError, match="at most 6 tokens, got 13: 'eleven words'") as caught:
-        check_answers(objective, [Example(QUESTION, "five"), Example(QUESTION, "eleven words")])
+        texts = ("five", "at most nine", "eleven words", "a long one")
+        check_answers(objective, [Example(QUESTION, text) for text in texts])
     assert "answer_tokens = 13" in caught.value.hint

@@ -90,7 +90,7 @@ def test_compression_requires_passages() -> None:
     digits = load_benchmark("digits", seed=0, limit=5)
 
     with pytest.raises(SettingError, match="concat, racc need passages"):
-        check_benchmark_fit(["concat", "racc"], digits)
+        check_benchmark_fit(RunConfig(methods=["concat", "racc"]), digits)
 
 
 def test_labelled_examples_are_not_passages() -> None:
@@ -101,8 +101,9 @@ def test_labelled_examples_are_not_passages() -> None:
     for names in (["zero-shot"], ["top-k"], ["top-k", "racc"]):
         assert passages_only(mixed, names) == mixed
     with pytest.raises(SettingError, match="got labelled questions of both"):
-        check_benchmark_fit(["top-k", "racc"], mixed)
-    check_benchmark_fit(["concat", "racc"], passages_only(mixed, ["concat", "racc"]))
+        check_benchmark_fit(RunConfig(methods=["top-k", "racc"]), mixed)
+    names = ["concat", "racc"]
+    check_benchmark_fit(RunConfig(methods=names), passages_only(mixed, names))
 
 
 class QueryPassages:

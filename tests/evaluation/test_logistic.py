@@ -230,16 +230,16 @@ def test_open_answers_and_searches_without_vectors_are_rejected() -> None:
         labelled_benchmark("free", [example("a", 1)], [example("b", 2)]), labels=()
     )
     with pytest.raises(SettingError, match="needs a set of labels, got open answers in free"):
-        check_benchmark_fit(["logreg"], open_answers)
+        check_benchmark_fit(RunConfig(methods=["logreg"]), open_answers)
     with pytest.raises(SettingError, match="got retrieval by bm25"):
-        check_benchmark_fit(["logreg"], SHADES, "bm25")
+        check_benchmark_fit(RunConfig(methods=["logreg"], retrieve="bm25"), SHADES)
     with pytest.raises(SettingError, match="logreg needs labels, got passages"):
-        check_benchmark_fit(["logreg"], HOMES)
+        check_benchmark_fit(RunConfig(methods=["logreg"]), HOMES)
     assert "logreg" not in default_methods(open_answers)
     assert "logreg" not in default_methods(SHADES, "bm25")
     assert "knn" in default_methods(SHADES, "bm25")
     for name in ("logreg", *default_methods(SHADES)):
-        check_benchmark_fit([name], SHADES)
+        check_benchmark_fit(RunConfig(methods=[name]), SHADES)
 
 
 def test_selected_c_has_the_lowest_log_loss_of_scikit_learn() -> None:

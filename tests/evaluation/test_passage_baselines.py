@@ -92,4 +92,4 @@ def test_passage_baselines_need_passages_but_no_search(facts: Benchmark) -> None
 
     assert not needs_search(("candidates", "kv-reuse"), facts)
     with pytest.raises(SettingError, match="candidates, kv-reuse need passages"):
-        check_benchmark_fit(("candidates", "kv-reuse"), digits)
+        check_benchmark_fit(RunConfig(methods=("candidates", "kv-reuse")), digits)

@@ -8,6 +8,7 @@ import pytest
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.config import RunConfig
 from bottega.evaluation.methods import LABEL_METHODS
 from bottega.evaluation.planning import check_benchmark_fit, default_methods
 from bottega.tasks import glyphs
@@ -185,4 +186,4 @@ def _results(rationale: str) -> set[int]:
 def test_glyphs_support_label_methods() -> None:
     data = load_benchmark("glyphs:ways=3", seed=0, limit=3)
     assert default_methods(data) == LABEL_METHODS
-    check_benchmark_fit(["vote", "balanced"], data)
+    check_benchmark_fit(RunConfig(methods=["vote", "balanced"]), data)

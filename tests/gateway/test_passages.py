@@ -193,7 +193,7 @@ def test_a_store_of_another_compressor_is_refused_at_start(tmp_path: Path) -> No
 
 def test_a_compressor_of_another_model_is_refused_at_start(tmp_path: Path, store: Path) -> None:
     message, hint = refused(config_text(tmp_path, store, model="bundled:master"))
-    assert "this compressor was trained with another hyper model" in message and hint
+    assert "this compressor was trained with another model" in message and hint
 
 
 @pytest.mark.parametrize(

@@ -15,4 +15,4 @@ def test_rows_without_a_query_are_left_out() -> None:
     # The first row has the prompt, the second its draft; the third has nothing new.
     assert new.mask.shape == (2, 1, 50, 52)
     assert new.mask[0, 0, 49].sum() == 50 and new.mask[1, 0, 1].sum() == 52
-    assert packed.asked.mask.shape[0] == 3
+    assert packed.requested.mask.shape[0] == 3

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from bottega.errors import GenerationError
-from bottega.generation import TransformersGenerator, bundled
+from bottega.generation import TransformersGenerator, bundled, tree_generation
 from bottega.generation.loaded import LoadedModel
 from bottega.generation.token_tree import TokenTree
 from bottega.generation.tokenization import RenderedPrompt
+from bottega.generation.tree_generation import parts_by_length
 from bottega.types import Completion, Prompt, Sampling, Usage
 from tests.generation.prompts import ask, shown
 
@@ -133,3 +134,32 @@ def test_a_failed_pass_fails_its_batch_only(
 
 def _out_of_memory(*_: object) -> None:
     raise MemoryError("out of memory")
+
+
+def test_long_prompts_are_read_apart_from_short_ones() -> None:
+    assert parts_by_length([50, 60, 40]) == [[1, 0, 2]]
+    assert parts_by_length([100, 4000, 90]) == [[1], [0, 2]]
+    assert parts_by_length([4096, 4096]) == [[0], [1]]
+
+
+@pytest.mark.parametrize("name", ["model", "apprentice"])
+def test_parts_of_a_batch_have_the_same_replies(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: LoadedModel = request.getfixturevalue(name)
+    batch = [rendered(model, prompt, how) for prompt in PROMPTS for how in SAMPLINGS]
+    expected = model.answer(batch)
+    monkeypatch.setattr(tree_generation, "MAX_SCORES", 1)
+    assert_equal(model.answer(batch), expected)
+
+
+def test_tiny_temperatures_are_greedy(apprentice: LoadedModel) -> None:
+    prompt = shown(2, 3, 4)
+    greedy, *tiny = (
+        rendered(apprentice, prompt, Sampling(heat, max_tokens=9, seed=3))
+        for heat in (0, 1e-40, 1e-300)
+    )
+    (expected,) = apprentice.answer([greedy])
+    for plain in (apprentice, replace(apprentice, tree=None)):
+        for one in tiny:
+            assert_equal(plain.answer([one]), [expected])

@@ -307,7 +307,7 @@ def evaluate(
     settings = open_classifier(config, spec, price)
     data = passages_only(data, config.methods)
     if dry_run:
-        check_benchmark_fit(config.methods, data, retrieve)
+        check_benchmark_fit(config, data)
         calls = max_calls(config, data, replace(settings, labels=data.labels))
         print_plan(data, [settings.generator.name], calls, drafts=retrieve in BY_DRAFT)
         return

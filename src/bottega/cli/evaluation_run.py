@@ -69,7 +69,7 @@ def run_methods(
     """Run all methods. Each result is appended to `runs` when it is complete, so an error keeps the
     earlier ones. `report` receives one line per method. With `executor`, its workers answer with
     the actors of `remote`."""
-    check_benchmark_fit(config.methods, data, config.retrieve)
+    check_benchmark_fit(config, data)
     if executor is None:
         _check_images(data, config, settings.generator)
     if isinstance(state.store, RunStore):

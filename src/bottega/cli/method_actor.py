@@ -23,6 +23,7 @@ from bottega.errors import BottegaError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.drafts import DraftGenerator
+from bottega.evaluation.methods import COMPRESSION_METHODS
 from bottega.evaluation.outcomes import Budget, BudgetedGenerator, Method, MethodKey, Outcome
 from bottega.evaluation.planning import needs_search, plan
 from bottega.evaluation.retrieval import nearest_retriever
@@ -193,7 +194,7 @@ def _check_compressor(
     config: RunConfig, generator: Generator, hyper: TransformersGenerator | None
 ) -> None:
     """Raise the errors of `CompressorLoader.open` before anything is embedded or answered."""
-    if config.compressor is None and config.store is None:
+    if set(COMPRESSION_METHODS).isdisjoint(config.methods):
         return
     folder = config.compressor or bundled_compressor_for(generator)
     loader = compressor_loader(folder, generator, hyper=hyper, store=config.store)

@@ -118,13 +118,15 @@ class SavedCompressor:
     def open(self, hyper: Any, base: Any) -> HyperModel:
         """Return the hyper model, ready to compress. Raises `LoadError` for other models than those
         of training: answers would be wrong."""
+        if hyper is base and self.hyper == self.base:
+            _check("", base, self.base)
         hyper_model = self.open_hyper(hyper)
-        _check("base", base, self.base)
+        _check("base ", base, self.base)
         return hyper_model
 
     def open_hyper(self, hyper: Any) -> HyperModel:
         """Return the hyper model without a check of the base model, to pre-compress passages."""
-        _check("hyper", hyper, self.hyper)
+        _check("hyper ", hyper, self.hyper)
         hyper_model = HyperModel(hyper, layer=self.layer)
         if not hyper_model.has_layer:
             raise LoadError(
@@ -144,10 +146,10 @@ class SavedCompressor:
                 )
 
 
-def _check(name: str, model: Any, wanted: str) -> None:
+def _check(role: str, model: Any, wanted: str) -> None:
     if not same_model(fingerprint(model), wanted):
         raise LoadError(
-            f"this compressor was trained with another {name} model",
+            f"this compressor was trained with another {role}model",
             hint="use the model it was trained with, or train a compressor for this one",
         )
 

@@ -44,6 +44,7 @@ from bottega.pipeline import FixedRouter
 from bottega.protocols import Retriever, Tier
 from bottega.recipes import Classifier, default_prompter
 from bottega.recipes.racc import check_compressor_files
+from bottega.reranking import check_depth
 from bottega.retrieval import BalancedSampler, UniformSampler
 from bottega.types import Query
 
@@ -67,7 +68,7 @@ def plan(
     search it. Raises `SettingError`.
     """
     check_methods(config.methods, config.shots)
-    check_benchmark_fit(config.methods, data, config.retrieve)
+    check_benchmark_fit(config, data)
     check_compressor(config, hyper)
     context = MethodContext(
         data, settings.generator, config, samples=_samples(config, settings), hyper=hyper
@@ -169,8 +170,12 @@ def check_methods(names: Sequence[str], shots: Sequence[int]) -> None:
         )
 
 
-def check_benchmark_fit(names: Sequence[str], data: Benchmark, retrieve: str = "image") -> None:
-    """Raise `SettingError` for a method that this benchmark or its retrieval does not support."""
+def check_benchmark_fit(config: RunConfig, data: Benchmark) -> None:
+    """Raise `SettingError` for a method that this benchmark, its retrieval or a number of shots
+    does not support."""
+    names = config.methods
+    for name in (name for name in names if name in SEARCH_METHODS):
+        check_depth(max(_shots(METHODS[name], config.shots, data)))
     gold = [name for name in NEEDS_GOLD_PASSAGES if name in names]
     if gold and not names_passages(data.items):
         raise SettingError(
@@ -192,7 +197,7 @@ def check_benchmark_fit(names: Sequence[str], data: Benchmark, retrieve: str = "
         )
     _check_labels([name for name in METHODS if name in names and METHODS[name].needs_labels], data)
     if LOGREG in names:
-        _check_label_set(data, retrieve)
+        _check_label_set(data, config.retrieve)
     if "in-context" in names and not data.episode_of and len(data.knowledge) > MAX_IN_CONTEXT:
         raise SettingError(
             f"in-context shows at most {MAX_IN_CONTEXT} examples, got {len(data.knowledge)}",

@@ -30,7 +30,7 @@ OPTIONAL = (
     *("stop", "answers_from", "synonyms", "kb_share"),
     *("rerank", "embed_text", "metric", "groups", "phases"),
 )
-DATA, BENCHMARK = "data", "benchmark"
+DATA, BENCHMARK, SEARCH = "data", "benchmark", "search"
 ORDERS = "item_orders"  # the setting that only runs of streams have
 PLANNED = "planned"  # a note: the methods of the last command
 SHOWN = "shown"  # a note: what the demonstrations of each method show
@@ -361,13 +361,16 @@ def _difference(
     name = next((name for name in differing if name not in DERIVED), differing[0])
     if name in (DATA, ORDERS):
         return "a run over other data"
+    past, new = (orjson.loads(settings.get(name, "null")) for settings in (found, wanted))
+    if name == SEARCH:  # a table of options
+        past, new = past or {}, new or {}
+        name = next(one for one in (*new, *past) if past.get(one) != new.get(one))
+        past, new = past.get(name), new.get(name)
     option = OPTIONS.get(name, f"--{name.replace('_', '-')}")
-    before, now = (_option_text(settings.get(name)) for settings in (found, wanted))
-    return f"a run with {option} {before}, got {now}"
+    return f"a run with {option} {_option_text(past)}, got {_option_text(new)}"
 
 
-def _option_text(value: str | None) -> str:
-    plain = None if value is None else orjson.loads(value)
+def _option_text(plain: object) -> str:
     if plain is None or plain == []:
         return "unset"
     if isinstance(plain, bool):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from bottega.errors import check_count, check_fraction
 from bottega.protocols import Generator, turns_only
 from bottega.recipes.limited_search import ENSEMBLE, PROBES
-from bottega.reranking import Variant
+from bottega.reranking import Variant, check_exploration
 
 RewardName = Literal["self", "mutual", "both", "ensemble"]
 Preset = Literal["paper", "released"]
@@ -42,6 +42,7 @@ class SearchConfig:
         for name in ("rollouts", "fetch", "children"):
             check_count(name, getattr(self, name))
         check_fraction("alpha", self.alpha)
+        check_exploration(self.exploration)
 
     def reward_for(self, generator: Generator) -> RewardName:
         """Return the name of the reward for this generator."""

@@ -25,7 +25,7 @@ from bottega.generation.tokenization import (
     adds_special_tokens,
     decoded_images,
 )
-from bottega.generation.tree_generation import TreeGenerator
+from bottega.generation.tree_generation import TreeGenerator, parts_by_length
 from bottega.image import Image
 from bottega.kv_prefix import reading_model
 from bottega.types import Completion, Prefix, Prompt, Sampling, Usage
@@ -195,15 +195,19 @@ class LoadedModel:
     ) -> list[tuple[tuple[Completion, ...], Usage]]:
         generator.tree.trim()
         prompts = self._tree_keys(generator.tree, batch)
-        rows = [SampleRow(one.sampling, i) for one in batch for i in range(one.samples)]
-        repeated = [
-            keys for one, keys in zip(batch, prompts, strict=True) for _ in range(one.samples)
-        ]
-        found = iter(generator.generate(repeated, rows))
-        return [
-            _reply(one, [next(found) for _ in range(one.samples)], len(keys))
-            for one, keys in zip(batch, prompts, strict=True)
-        ]
+        answers: dict[int, tuple[tuple[Completion, ...], Usage]] = {}
+        for part in parts_by_length(list(map(len, prompts))):
+            indices = [number for number in part for _ in range(batch[number].samples)]
+            rows = [
+                SampleRow(batch[number].sampling, index)
+                for number in part
+                for index in range(batch[number].samples)
+            ]
+            found = iter(generator.generate([prompts[number] for number in indices], rows))
+            for number in part:
+                completions = [next(found) for _ in range(batch[number].samples)]
+                answers[number] = _reply(batch[number], completions, len(prompts[number]))
+        return [answers[number] for number in range(len(batch))]
 
     def _tree_keys(self, tree: TokenTree, batch: Sequence[RenderedPrompt]) -> list[list[int]]:
         """Return the tokens of each prompt as keys of the tree."""

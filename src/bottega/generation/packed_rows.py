@@ -25,16 +25,16 @@ class PackedRows:
         self.lengths = np.array([[len(path)] for path, _ in rows])
         # Where the path or draft of each node begins.
         self.begins = np.zeros(shape, np.int64)
-        asked = np.zeros(shape, bool)
+        requested = np.zeros(shape, bool)
         for number, ((path, drafts), nodes) in enumerate(zip(rows, packed, strict=True)):
             self.index[number, : len(nodes)] = nodes
-            asked[number, len(path) - 1 : len(nodes)] = True
+            requested[number, len(path) - 1 : len(nodes)] = True
             begin = len(path)
             for draft in drafts:
                 self.begins[number, begin : begin + len(draft)] = begin
                 begin += len(draft)
         self._is_node = np.arange(shape[1]) < np.array([[len(nodes)] for nodes in packed])
-        self.asked = QueryNodes(self, asked)
+        self.requested = QueryNodes(self, requested)
 
     def from_node(self, start: int) -> QueryNodes:
         """Return the nodes from number `start` on, each once and in order."""

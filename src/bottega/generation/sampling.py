@@ -18,6 +18,8 @@ import torch
 from bottega.types import Completion, Sampling
 
 Decode = Callable[[list[int]], str]
+# Greedy in effect. A smaller one could make logits / temperature infinite in float32.
+MIN_TEMPERATURE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class GumbelSampler:
         ):
             if noise is not None:  # -log of an exponential variable is Gumbel noise
                 exponential = torch.empty_like(row).exponential_(generator=noise)
-                row = row / temperature - exponential.log()
+                row = row / max(temperature, MIN_TEMPERATURE) - exponential.log()
             rows.append(row)
         return torch.stack(rows)
 

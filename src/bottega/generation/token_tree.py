@@ -89,12 +89,12 @@ class TokenTree:
 
     def extend(self, path: list[int], keys: Iterable[int]) -> None:
         """Append the nodes of more tokens to a path. A key is a token id or of an image."""
-        nodes, known = self._nodes, self._keys
+        nodes, all_keys = self._nodes, self._keys
         parent = path[-1] if path else -1
         for key in keys:
-            parent = nodes.setdefault((parent, key), len(known))
-            if parent == len(known):
-                known.append(key)
+            parent = nodes.setdefault((parent, key), len(all_keys))
+            if parent == len(all_keys):
+                all_keys.append(key)
             path.append(parent)
 
     def logits(self, rows: Sequence[PathWithDrafts]) -> Tensor:
@@ -104,14 +104,14 @@ class TokenTree:
         The rows must include all nodes added since the last call, in the order of `extend`.
         """
         packed = PackedRows(rows)
-        asked = packed.asked
+        requested = packed.requested
         if self._read < self.size:
             new = packed.from_node(self._read)
-            self._read_new(asked if new == asked else new)
-        layer, hidden = self._layers[-1], self._tables[0].index_select(0, asked.nodes)
-        queries = layer.rotated(layer.queries(hidden), self._angles(asked.depths))
+            self._read_new(requested if new == requested else new)
+        layer, hidden = self._layers[-1], self._tables[0].index_select(0, requested.nodes)
+        queries = layer.rotated(layer.queries(hidden), self._angles(requested.depths))
         keys, values = self._tables[-2:]
-        hidden = layer.output(hidden, queries, keys, values, asked)
+        hidden = layer.output(hidden, queries, keys, values, requested)
         return linear(self._norm(hidden), self._head)
 
     def _read_new(self, rows: QueryNodes) -> None:
@@ -141,8 +141,8 @@ class TokenTree:
 
 
 class _FirstInputs:
-    """Embeddings of keys with their projections in the first layer, which do not depend on what is
-    before them: each is computed once. Key -1 - i stands for vector i that was added."""
+    """Embeddings of keys with their projections in the first layer, which do not depend on earlier
+    tokens: each is computed once. Key -1 - i stands for vector i that was added."""
 
     def __init__(self, embedding: Any, layer: _Layer) -> None:
         self._embedding, self._layer = embedding, layer

@@ -1,8 +1,8 @@
 """Generation from a `TokenTree`, several tokens of a reply at a time (needs torch).
 
-Short replies repeat what is known: the last reply to the same query, or labels and phrases of the
-demonstrations. Such drafts are read with the prompt, and one pass gives the logits after each of
-their tokens. A draft is kept up to the first token that the model would not have chosen, so the
+Short replies often repeat earlier text: the last reply to the same query, or labels and phrases of
+the demonstrations. Such drafts are read with the prompt, and one pass gives the logits after each
+of their tokens. A draft is kept up to the first token that the model would not have chosen, so the
 replies are those of a pass per token (speculative decoding; Saxena, Prompt Lookup Decoding, 2023).
 """
 
@@ -15,7 +15,13 @@ import torch
 
 from bottega._util.caching import LRUCache
 from bottega.generation.packed_rows import PathWithDrafts
-from bottega.generation.sampling import Decode, SampleRow, cut_at_stop, to_completion
+from bottega.generation.sampling import (
+    MIN_TEMPERATURE,
+    Decode,
+    SampleRow,
+    cut_at_stop,
+    to_completion,
+)
 from bottega.generation.token_tree import TokenTree
 from bottega.types import Completion
 
@@ -25,16 +31,20 @@ MAX_DRAFTED, SMALL_BATCH = 12, 4
 # Tokens at the end of a prompt that identify its last turn.
 TURN_TOKENS, MAX_TURNS = 8, 1024
 
+# Attention scores of the prompts that are read together, each padded to the longest.
+MAX_SCORES = 1 << 24
+
 ChosenToken = tuple[int, float]  # with its log-probability
 
 
 @dataclass
 class ReplyState:
-    """Reply of one row. `path` are the nodes of its prompt and tokens, `nodes` those of each draft.
-    `previous` is the last reply to the same turn, `latest` the last one to any."""
+    """Reply of one row. `text` are the keys of its prompt and tokens, `path` their nodes, `nodes`
+    those of each draft. `previous` is the last reply to the same turn, `latest` the last one to
+    any."""
 
     row: SampleRow
-    known: list[int]
+    text: list[int]
     previous: list[int]
     latest: list[int]
     path: list[int] = field(default_factory=list)
@@ -74,12 +84,12 @@ class ReplyState:
         if not done and not has_room:
             return
         # What followed the last two tokens before; at first, what follows the start of an answer.
-        length, is_known = (2 if done else 1), False
-        for i in range(len(self.known) - 1, length - 1, -1):
-            if self.known[i - length : i] == self.known[-length:]:
-                is_known = True
-                yield self.known[i : i + MAX_DRAFT]
-        if done and not is_known:  # replies often have the same form
+        length, is_repeated = (2 if done else 1), False
+        for i in range(len(self.text) - 1, length - 1, -1):
+            if self.text[i - length : i] == self.text[-length:]:
+                is_repeated = True
+                yield self.text[i : i + MAX_DRAFT]
+        if done and not is_repeated:  # replies often have the same form
             yield (self.previous or self.latest)[done:]
 
     def scores(self, logits: torch.Tensor) -> torch.Tensor:
@@ -92,7 +102,8 @@ class ReplyState:
             empty = torch.empty_like(logits[0])
             self._noise.append(empty.exponential_(generator=self._generator))
         noise = torch.stack([self._noise[step] for step in steps])
-        return logits / self.row.sampling.temperature - noise.log()
+        temperature = max(self.row.sampling.temperature, MIN_TEMPERATURE)
+        return logits / temperature - noise.log()
 
     def confirm(self, chosen: Sequence[ChosenToken], ends: frozenset[int], decode: Decode) -> None:
         """Add the tokens chosen after the path and after the draft that agrees longest."""
@@ -108,7 +119,7 @@ class ReplyState:
         sampling = self.row.sampling
         for token, logprob in found:
             self.tokens.append(token)
-            self.known.append(token)
+            self.text.append(token)
             self.logprobs.append(logprob)
             full = len(self.tokens) >= sampling.max_tokens
             if full or token in ends or self._has_stop(decode):
@@ -178,6 +189,18 @@ class TreeGenerator:
             self.tree.extend(path, draft)
             reply.nodes.append(path[1:])
         return reply.path, reply.nodes
+
+
+def parts_by_length(lengths: Sequence[int]) -> list[list[int]]:
+    """Return the indices of prompts that are read together, the longest first: a long prompt would
+    delay all shorter ones that are padded to its length."""
+    parts: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda one: -lengths[one]):
+        if parts and (len(parts[-1]) + 1) * lengths[parts[-1][0]] ** 2 <= MAX_SCORES:
+            parts[-1].append(index)
+        else:
+            parts.append([index])
+    return parts
 
 
 def _turn(prompt: Sequence[int]) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -34,7 +35,6 @@ from bottega.openai_api.streams import DONE, EventReader, to_chunks
 if TYPE_CHECKING:
     from yarl import URL
 
-    from bottega.openai_api.large_body import LargeBody
 
 # A few compressed kilobytes can unpack to gigabytes.
 MAX_REPLY_MB = 64
@@ -159,13 +159,9 @@ async def exchange(
         raise _translated(error, where, (timeout or session.timeout).total) from None
 
 
-def _data(body: bytes | None) -> bytes | LargeBody | None:
-    """Return bodies beyond 1 MB in pieces: one large write would block the event loop."""
-    if body is None or len(body) <= MAX_WRITE:
-        return body
-    from bottega.openai_api.large_body import LargeBody
-
-    return LargeBody(body)
+def _data(body: bytes | None) -> bytes | io.BytesIO | None:
+    """Return bodies beyond 1 MB as a stream: one large write would block the event loop."""
+    return io.BytesIO(body) if body is not None and len(body) > MAX_WRITE else body
 
 
 async def _read_response(response: aiohttp.ClientResponse, where: str) -> bytes:

@@ -62,15 +62,16 @@ def check_answers(objective: TrainingObjective, questions: Sequence[Example]) ->
     answers = {one.answer for one in questions}
     # A token is at least a byte of the answer with a space before it: most need no tokenizer.
     long = sorted(one for one in answers if len(one.encode()) >= limit)
+    most, longest = 0, ""
     for start in range(0, len(long), ANSWERS):
         some = long[start : start + ANSWERS]
-        for answer, ids in zip(some, objective.base_inputs.answers_in_text(some), strict=True):
-            if len(ids) > limit:
-                raise SettingError(
-                    f"an annotated answer must have at most {limit} tokens, got {len(ids)}:"
-                    f" {answer[:60]!r}",
-                    hint=f"set answer_tokens = {len(ids)}, or shorten the answers",
-                )
+        counts = map(len, objective.base_inputs.answers_in_text(some))
+        most, longest = max((most, longest), *zip(counts, some, strict=True))
+    if most > limit:
+        raise SettingError(
+            f"an annotated answer must have at most {limit} tokens, got {most}: {longest[:60]!r}",
+            hint=f"set answer_tokens = {most}, or shorten the answers",
+        )
 
 
 def new_compressor(

@@ -20,6 +20,7 @@ from bottega.reranking.selection import (
     MMRReranker,
     TopKReranker,
     check_depth,
+    check_exploration,
     order_demonstrations,
 )
 from bottega.reranking.tree_search import TreeSearch
@@ -45,6 +46,7 @@ __all__ = [
     "Variant",
     "WeightedReward",
     "check_depth",
+    "check_exploration",
     "exact_agreement",
     "order_demonstrations",
 ]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from bottega.errors import SettingError, check_count
+from bottega.errors import check_count
 from bottega.protocols import Candidates
 from bottega.reranking.rewards import RewardValue, Variant
-from bottega.reranking.selection import LEAST_WEIGHT, scaled
+from bottega.reranking.selection import LEAST_WEIGHT, check_exploration, scaled
 from bottega.types import Answer, Candidate, SearchNode
 
 EPSILON = 1e-10
@@ -88,11 +88,7 @@ class MonteCarloTree:
         random: Random,
     ) -> None:
         check_count("width", width)
-        if not (math.isfinite(exploration) and exploration >= 0):
-            raise SettingError(
-                f"exploration must be finite and at least 0, got {exploration}",
-                hint="set exploration to 0.5, the default",
-            )
+        check_exploration(exploration)
         self.root = TreeNode()
         self.depth = min(depth, len(candidates))
         self._candidates = candidates

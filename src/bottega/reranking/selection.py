@@ -47,6 +47,15 @@ def check_depth(k: int) -> None:
         )
 
 
+def check_exploration(exploration: float) -> None:
+    """Raise `SettingError` for a constant of exploration that is negative or not finite."""
+    if not (math.isfinite(exploration) and exploration >= 0):
+        raise SettingError(
+            f"exploration must be finite and at least 0, got {exploration}",
+            hint="set exploration to 0.5, the default",
+        )
+
+
 def order_demonstrations(
     best: Sequence[Candidate], order: DemonstrationOrder, query: Query, seed: int
 ) -> list[Candidate]:
