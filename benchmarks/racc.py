@@ -151,16 +151,22 @@ def build_bench(folder: Path) -> Bench:
     return Bench(methods, sum(one.numel() for one in decoder), sizes)
 
 
-def random_model(folder: Path) -> LoadedModel:
-    """Return the bundled apprentice with another decoder."""
+def random_model(
+    folder: Path,
+    decoder: Mapping[str, int] = DECODER | HEADS,
+    device: str = "cpu",
+    dtype: str = "float32",
+) -> LoadedModel:
+    """Return the bundled apprentice with another decoder, saved to the folder in this dtype."""
     bundled = bundled_folder("apprentice")
     config = json.loads((bundled / "config.json").read_text())
-    config["text_config"] |= DECODER | HEADS | {"vocab_size": VOCABULARY, "rope_parameters": None}
+    config["text_config"] |= {**decoder, "vocab_size": VOCABULARY, "rope_parameters": None}
     torch.manual_seed(SEED)
-    model = hf.FastVlmForConditionalGeneration(hf.FastVlmConfig(**config))
-    model.save_pretrained(folder)
+    with torch.device(device):
+        model = hf.FastVlmForConditionalGeneration(hf.FastVlmConfig(**config))
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
     hf.AutoProcessor.from_pretrained(bundled).save_pretrained(folder)
-    return LoadedModel.load(str(folder), "cpu", "float32")
+    return LoadedModel.load(str(folder), device, dtype)
 
 
 def random_case(model: Any, texts: InputBuilder) -> Case:

@@ -65,6 +65,19 @@ def test_rows_are_float32_units(plain: FlmrEmbedder) -> None:
         assert np.linalg.norm(rows, axis=1) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.gpu
+def test_a_gpu_gives_the_vectors_of_the_cpu(folder: Path) -> None:
+    there = FlmrEmbedder(folder, instruction=INSTRUCTION, document_images=True, device="cuda")
+    here = FlmrEmbedder(folder, instruction=INSTRUCTION, document_images=True)
+    queries = [Query("what is it", (noise(1),)), Query("red"), Query("green", (noise(2), noise(3)))]
+    for found, expected in (
+        (there.embed_queries(queries), here.embed_queries(queries)),
+        (there.embed_documents(queries), here.embed_documents(queries)),
+    ):
+        for one, other in zip(found, expected, strict=True):
+            assert np.abs(one - other).max() < 1e-3
+
+
 def test_batches_and_single_queries_agree(instructed: FlmrEmbedder) -> None:
     queries = [
         Query("what is it", (noise(1),)),
