@@ -153,7 +153,7 @@ def measure_card(device: torch.device, sizes: Sizes) -> Card:
 
 
 def bundled_replies(bench: Bench) -> Iterator[dict[str, Any]]:
-    """Replies of the bundled model to digits with ten demonstrations. Their images are encoded in the
+    """Replies of the bundled model to digits with ten demonstrations. Images are encoded in the
     first round, which is not timed."""
     card, sizes = bench.card, bench.sizes
     prompts = digit_prompts(sizes.questions)
