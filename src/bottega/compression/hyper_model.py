@@ -113,7 +113,7 @@ class HyperModel:
             out = batch.output(
                 **batch.inputs_after(0),
                 use_cache=rows is not None,
-                output_hidden_states=[self.layer],
+                output_hidden_states=True,
                 logits_to_keep=KEEP_NO_LOGITS,
             )
         hidden = out.hidden_states[self.layer]
@@ -137,7 +137,7 @@ class HyperModel:
             inputs_embeds=torch.cat([self.model.get_input_embeddings()(batch.ids), rows], dim=1),
             attention_mask=mask,
             position_ids=torch.cat([inputs["position_ids"], positions], dim=-1),
-            output_hidden_states=[self.layer],
+            output_hidden_states=True,
             use_cache=False,
             **{name: one for name, one in inputs.items() if name not in TOKEN_INPUTS},
         )
@@ -157,7 +157,7 @@ class HyperModel:
             text = self.model.get_encoder()(
                 inputs_embeds=embedded,
                 attention_mask=batch.mask,
-                output_hidden_states=[self.layer],
+                output_hidden_states=True,
             )
         hidden = text.hidden_states[self.layer]
         if rows is None:
