@@ -143,6 +143,20 @@ def test_resumed_training_has_the_losses_of_an_uninterrupted_run(
     assert (tmp_path / "uninterrupted" / "losses.jsonl").read_text() == lines  # no steps were left
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("file", ["training.json.new", "losses.jsonl", "compressor.json.new"])
+def test_a_full_disk_is_reported(
+    run: Run, write_config: Callable[..., Path], tmp_path: Path, file: str
+) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / file).symlink_to("/dev/full")
+    done = run("compress", "train", write_config())
+    assert done.code == 1
+    assert "made cannot be read or written: No space left on device" in done.err
+    assert "free disk space" in done.err
+
+
 def test_a_folder_with_another_training_is_rejected(
     run: Run, write_config: Callable[..., Path], tmp_path: Path
 ) -> None:

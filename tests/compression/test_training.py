@@ -9,7 +9,7 @@ import torch
 from bottega.compression.model import RaccModel
 from bottega.compression.objective import TrainingConfig, TrainingExample, TrainingObjective
 from bottega.compression.training import CHECKPOINT, TrainingProgress, train
-from bottega.errors import LoadError, SettingError
+from bottega.errors import LoadError, SettingError, StoreFullError
 from bottega.types import Example, Query
 from tests.builders import solid_image
 from tests.compression import tiny_models
@@ -94,6 +94,22 @@ def test_finished_run_is_not_repeated(tmp_path: Path) -> None:
     assert losses(again, config_of(), tmp_path) == []
     for name, one in again.state_dict().items():
         torch.testing.assert_close(one, racc.state_dict()[name])
+
+
+@pytest.mark.parametrize("share", [0.01, 0.25, 0.5, 0.75, 0.99])
+def test_a_checkpoint_that_does_not_fit_keeps_the_one_before(tmp_path: Path, share: float) -> None:
+    resource = pytest.importorskip("resource", reason="needs limits of the size of files")
+    losses(ready(), config_of(), tmp_path, stopped=lambda: True)
+    before = (tmp_path / CHECKPOINT).read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(share * len(before)), limits[1]))
+    try:
+        with pytest.raises(StoreFullError, match="cannot be read or written"):
+            losses(tiny_models.racc(), config_of(), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
+    assert len(losses(tiny_models.racc(), config_of(), tmp_path)) == 5
 
 
 def test_checkpoint_with_other_settings_is_an_error(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from types import FrameType
 
 import numpy as np
 
+from bottega._util.durable_files import os_errors, replace_file
 from bottega.cli.components import check_retrieve, local_model, open_retrieval
 from bottega.cli.compressor_plan import Plan, Settings
 from bottega.cli.method_actor import check_images, filled_knowledge
@@ -189,8 +190,9 @@ def _check_folder(plan: Plan, objective: TrainingObjective, data: Benchmark) -> 
                 f"{out} holds a compressor from another training",
                 hint="name another folder as out",
             )
-        out.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(settings, indent=2) + "\n")
+        with os_errors(out):
+            out.mkdir(parents=True, exist_ok=True)
+        replace_file(file, f"{json.dumps(settings, indent=2)}\n".encode())
         return
     try:
         # Folders of earlier versions lack newer settings. They were trained with the current
@@ -259,19 +261,15 @@ def _train(
     plan: Plan,
 ) -> bool:
     out, steps = plan.settings.out, plan.training.steps
-    with (
-        progress("training", steps) as advance,
-        (out / LOSSES).open("a") as losses,
-        _interruption() as stopped,
-    ):
+    with progress("training", steps) as advance, _interruption() as stopped:
         reached = 0
 
         def report(now: TrainingProgress) -> None:
             nonlocal reached
             advance(now.step + 1 - reached)  # a resumed training starts above 0
             reached = now.step + 1
-            losses.write(json.dumps(asdict(now)) + "\n")
-            losses.flush()
+            with os_errors(out), (out / LOSSES).open("a") as losses:
+                losses.write(json.dumps(asdict(now)) + "\n")
             shown = reached == steps or reached % max(1, steps // PROGRESS_LINES) == 0
             if shown or now.validation is not None:
                 validated = "" if now.validation is None else f", validation {now.validation:.4f}"

@@ -12,9 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from bottega._util.durable_files import os_errors, replace_file
 from bottega.compression.hyper_model import HyperModel, InputBuilder
 from bottega.compression.model import CompressorConfig, RaccModel
 from bottega.errors import LoadError, SettingError
@@ -164,7 +166,8 @@ def save(
     tokenizers: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Write weights, by default in half precision, and settings into `folder`. `tokenizers` are
-    those of `TrainingObjective`. Raises `SettingError` for weights that are not finite."""
+    those of `TrainingObjective`. Raises `SettingError` for weights that are not finite, and
+    `StoreError` if the folder cannot be written."""
     buffers = dict(racc.named_buffers())
     weights = {}
     for name, weight in racc.state_dict().items():
@@ -177,8 +180,9 @@ def save(
             f"{wrong} of this compressor has values that are not finite, or no spread",
             hint="train again with a lower learning rate or smaller loss weights",
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(weights, folder / WEIGHTS)
+    with os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / WEIGHTS, to_bytes(weights))
     save_settings(racc.config, folder, hyper=hyper, base=base, tokenizers=tokenizers)
 
 
@@ -199,7 +203,8 @@ def save_settings(
         "base": fingerprint(base),
         "tokenizers": dict(tokenizers),
     }
-    (folder / SETTINGS).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+    replace_file(folder / SETTINGS, text.encode())
 
 
 def load(folder: str | Path) -> SavedCompressor:

@@ -65,8 +65,9 @@ def train(
     with the best validation loss. When `stopped()` is true, write a checkpoint after the step and
     return False.
 
-    Raises `LoadError` for a checkpoint with other settings, and `SettingError` if a loss or
-    gradient is not finite; the weights are then those of the step before.
+    Raises `LoadError` for a checkpoint with other settings, `StoreError` for one that cannot be
+    written, and `SettingError` if a loss or gradient is not finite; the weights are then those of
+    the step before.
     """
     training = _Training(racc, objective, config, folder)
     state = training.restore()
@@ -177,17 +178,21 @@ class _Training:
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        checkpoint = {
+            "of": json.dumps(self._settings),
+            "state": asdict(state),
+            "weights": self._racc.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "best_weights": self._best_weights,
+        }
         with replacement(self._path) as file:
-            torch.save(
-                {
-                    "of": json.dumps(self._settings),
-                    "state": asdict(state),
-                    "weights": self._racc.state_dict(),
-                    "optimizer": self._optimizer.state_dict(),
-                    "best_weights": self._best_weights,
-                },
-                file,
-            )
+            try:
+                torch.save(checkpoint, file)
+            except RuntimeError as error:
+                # If the file cannot be written, torch fails once more when it closes its archive.
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
 
 
 def _finite(number: float, name: str, step: int) -> float:
