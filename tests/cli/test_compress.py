@@ -144,6 +144,18 @@ def test_resumed_training_has_the_losses_of_an_uninterrupted_run(
 
 
 @pytest.mark.slow
+def test_a_finished_compressor_is_not_trained_again(
+    run: Run, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    assert run("compress", "train", write_config()).code == 0
+    (tmp_path / "made" / "checkpoint.pt").unlink()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
+    again = run("compress", "train", write_config())
+    assert (again.code, "made holds the finished compressor" in again.err) == (0, True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()} == before
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("file", ["training.json.new", "losses.jsonl", "compressor.json.new"])
 def test_a_full_disk_is_reported(

@@ -94,6 +94,9 @@ def train_compressor(plan: Plan, *, trust_remote_code: bool = False) -> bool:
     )
     with _training_examples(settings, data) as (sampler, held_out):
         _check_folder(replace(plan, compressor=config), objective, data)
+        if (settings.out / SETTINGS).exists():  # also without its checkpoint
+            note(f"{settings.out} holds the finished compressor of this training")
+            return True
         racc = new_compressor(config, objective, seed=plan.training.seed, pipe=settings.pipe)
         _print_plan(plan, racc, data, len(held_out))
         if (settings.out / CHECKPOINT).exists():
