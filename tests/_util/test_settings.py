@@ -72,7 +72,7 @@ def test_a_required_field_is_reported_with_the_hint() -> None:
         ({"trays": 0}, "trays must be at least 1, got 0", "write trays = 1"),
         ({"trays": 1.5}, "trays must be a whole number, got 1.5", "write trays = 1"),
         ({"trays": False}, "trays must be a whole number, got false", "write trays = 1"),
-        ({"heat": 0.0}, "heat must be more than 0, got 0.0", "write heat = 0"),
+        ({"heat": 0.0}, "heat must be more than 0, got 0.0", "set heat above 0"),
         ({"heat": 301}, "heat must be at most 300, got 301", "write heat = 300"),
         ({"heat": float("inf")}, "heat must be a finite number, got inf", "write heat = 1.0"),
         ({"mode": "gril"}, "mode must be one of fan, grill, got 'gril'", "did you mean grill?"),
