@@ -215,6 +215,36 @@ def test_training_reads_retrieved_passages(
     assert load(tmp_path / "own").racc.config.prompting == "appended"
 
 
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("shots=7", "shots must be at most the number of passages (6), got 7"),
+        ("retrieve=image", "retrieval by image needs images, got 11 questions or passages"),
+    ],
+)
+def test_unusable_data_is_rejected_before_a_model_is_loaded(
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    expected: str,
+    more: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(LoadedModel, "load", raise_killed)
+    for name, numbers in (("train", range(5)), ("test", range(5, 6))):
+        rows = [{"question": f"Where is n{number}?", "answer": "Oslo"} for number in numbers]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    texts = [json.dumps({"text": f"The house n{number} stands in Oslo."}) for number in range(6)]
+    (tmp_path / "passages.jsonl").write_text("\n".join(texts))
+    (tmp_path / "c.toml").write_text(
+        f'benchmark = "jsonl:{tmp_path}"\npassages = "passages.jsonl"\nout = "made"\n'
+        "[training]\nsteps = 1\n"
+    )
+    done = run("compress", "train", "c.toml", "--set", setting, *more)
+    assert (done.code, expected in done.err) == (2, True)
+
+
 def test_training_shows_all_passages_that_the_benchmark_scores(
     run: Run, write_config: Callable[..., Path]
 ) -> None:

@@ -35,6 +35,7 @@ from bottega.evaluation.training_data import (
     GoldPassageSampler,
     RetrievedPassageSampler,
     TrainingSampler,
+    check_training_data,
     check_training_images,
     names_gold_passages,
     passages_of,
@@ -129,7 +130,15 @@ def _read_benchmark(settings: Settings) -> Benchmark:
         )
     if settings.passages is not None:
         data = with_passages(data, settings.passages, on_error=warn)
+    check_training_data(data, settings.shots)
+    if not names_gold_passages(training_items(data), passages_of(data)):
+        check_images(_searched(data), settings.retrieve)
     return replace(data, relevance=settings.relevance or data.relevance)
+
+
+def _searched(data: Benchmark) -> Benchmark:
+    """Return the passages, with the training questions as items."""
+    return replace(data, knowledge=passages_of(data), items=training_items(data))
 
 
 @contextmanager
@@ -154,8 +163,7 @@ def _training_examples(
             samplers = [sample(part) for part in (items, held_out) if part]
         yield samplers[0], samplers[-1].of(held_out)
         return
-    searched = replace(data, knowledge=passages, items=questions)
-    check_images(searched, settings.retrieve)
+    searched = _searched(data)
     retrieval = open_retrieval(
         settings.retrieve,
         settings.embed,

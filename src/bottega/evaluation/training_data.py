@@ -79,10 +79,8 @@ class GoldPassageSampler(TrainingSampler):
         super().__init__(items, seed=seed, batch=batch)
         self.hard, self.shots, self._scores = hard, shots, scores or {}
         self._passages = {str(one.query.id): one for one in passages}
-        self._episodes: defaultdict[str, list[Example]] = defaultdict(list)
-        for one in passages:
-            self._episodes[one.tags.get(EPISODE, "")].append(one)
-        _check(items, passages, min(map(len, self._episodes.values()), default=0), shots)
+        self._episodes = _by_episode(passages)
+        _check(items, passages, _smallest(self._episodes), shots)
         if self._scores:
             _check_scores(self._scores, shots)
             return
@@ -199,6 +197,18 @@ def passages_of(data: Benchmark) -> tuple[Example, ...]:
     return found
 
 
+def check_training_data(data: Benchmark, shots: int) -> None:
+    """Raise `SettingError` for a benchmark with fewer passages than a training example shows, and
+    for one that scores more passages."""
+    items, passages = training_items(data), passages_of(data)
+    if not names_gold_passages(items, passages):
+        _check(items, passages, len(passages), shots)
+        return
+    _check(items, passages, _smallest(_by_episode(passages)), shots)
+    if data.passage_scores:
+        _check_scores(data.passage_scores, shots)
+
+
 def check_training_images(
     data: Benchmark, base: LoadedModel, hyper: LoadedModel | None, *, distill: bool
 ) -> None:
@@ -250,6 +260,18 @@ def _kinds(items: Sequence[Example]) -> list[list[Example]]:
         for has_images in (True, False)
     ]
     return [kind for kind in both if kind]
+
+
+def _by_episode(passages: Sequence[Example]) -> dict[str, list[Example]]:
+    episodes: defaultdict[str, list[Example]] = defaultdict(list)
+    for one in passages:
+        episodes[one.tags.get(EPISODE, "")].append(one)
+    return episodes
+
+
+def _smallest(episodes: Mapping[str, Sequence[Example]]) -> int:
+    """Return the number of passages of the smallest episode."""
+    return min(map(len, episodes.values()), default=0)
 
 
 def _by_identity(examples: Sequence[Example], rows: Sequence[Vectors]) -> dict[int, Vectors]:
