@@ -215,6 +215,17 @@ def test_training_reads_retrieved_passages(
     assert load(tmp_path / "own").racc.config.prompting == "appended"
 
 
+def test_an_interruption_before_the_first_step_says_how_to_resume(
+    run: Run, write_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrainingObjective, "calibrate", lambda *_: send_interrupt())
+    stopped = run("compress", "train", write_config())
+    assert stopped.code == 130
+    assert stopped.err.endswith(
+        "interrupted: made keeps the last checkpoint, if any; repeat the command to resume\n"
+    )
+
+
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
 @pytest.mark.parametrize(
     ("setting", "expected"),

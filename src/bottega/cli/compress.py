@@ -80,10 +80,13 @@ def train(
     if dry_run:
         print_data(plan)
         return
-    if not train_compressor(plan, trust_remote_code=trust_remote_code):
+    settings = plan.settings
+    resume = f"{settings.out} keeps the last checkpoint, if any; repeat the command to resume"
+    with noting_interruption(lambda: resume):
+        finished = train_compressor(plan, trust_remote_code=trust_remote_code)
+    if not finished:
         note("stopped; repeat the command to resume")
         raise Exit(130)
-    settings = plan.settings
     say(f"compressor: {settings.out}")
     hyper = f" --hyper {settings.hyper}" if settings.hyper else ""
     note(
