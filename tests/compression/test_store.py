@@ -109,8 +109,13 @@ def test_digests_of_passages_are_stable() -> None:
 
 
 def test_missing_passage_error_names_it(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="id-one is not compressed"):
+    with pytest.raises(StoreError, match="id-one is not compressed") as raised:
         opened(tmp_path).get(named("one"))
+    assert "`bottega compress build` again" in raised.value.hint
+    [(id, one)] = named("one")
+    with pytest.raises(StoreError, match="id-one is not compressed") as raised:
+        opened(tmp_path).get([(id, replace(one, answer="red"))])
+    assert "`bottega compress build --all` again" in raised.value.hint
 
 
 def test_other_compressor_or_precision_is_an_error(tmp_path: Path) -> None:

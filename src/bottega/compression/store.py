@@ -217,9 +217,10 @@ class PassageStore:
         for id, passage in passages:
             if (mark := self._mark(id)) != content_digest(passage):
                 problem = "has changed since it was compressed" if mark else "is not compressed"
+                option = " --all" if passage.answer else ""
                 raise StoreError(
                     f"passage {id} {problem}",
-                    hint="run `bottega compress build` again to compress new passages",
+                    hint=f"run `bottega compress build{option}` again to compress new passages",
                 )
         entries = [self._entries[id] for id, _ in passages]
         rows = np.frombuffer(read_rows(self._folder, entries, self._row.itemsize), self._row)
