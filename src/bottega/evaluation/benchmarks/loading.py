@@ -200,7 +200,7 @@ def _check_overlap(benchmark: Benchmark) -> None:
         raise LoadError(
             f"{shared} of {len(benchmark.items)} test items are also in the knowledge base (same"
             " question and image)",
-            hint="remove them from one part, or pass --allow-overlap and report it",
+            hint="remove them from one part; bottega eval accepts them with --allow-overlap",
         )
 
 
