@@ -61,9 +61,9 @@ def train(
     """Train `racc` in place and return whether training finished.
 
     With `folder`, write checkpoints there and resume from the last one; the losses equal those of
-    an uninterrupted run. With `held_out` examples and `config.validate_every`, keep the weights
-    with the best validation loss. When `stopped()` is true, write a checkpoint after the step and
-    return False.
+    an uninterrupted run up to rounding. With `held_out` examples and `config.validate_every`, keep
+    the weights with the best validation loss. When `stopped()` is true, write a checkpoint after
+    the step and return False.
 
     Raises `LoadError` for a checkpoint with other settings, `StoreError` for one that cannot be
     written, and `SettingError` if a loss or gradient is not finite; the weights are then those of
