@@ -153,14 +153,19 @@ def build_bench(folder: Path) -> Bench:
 
 def random_model(
     folder: Path,
-    decoder: Mapping[str, int] = DECODER | HEADS,
+    decoder: Mapping[str, int] | None = None,
     device: str = "cpu",
     dtype: str = "float32",
 ) -> LoadedModel:
-    """Return the bundled apprentice with another decoder, saved to the folder in this dtype."""
+    """Return the bundled apprentice with another decoder, by default the one above, saved to the
+    folder in this dtype."""
     bundled = bundled_folder("apprentice")
     config = json.loads((bundled / "config.json").read_text())
-    config["text_config"] |= {**decoder, "vocab_size": VOCABULARY, "rope_parameters": None}
+    config["text_config"] |= {
+        **(decoder or DECODER | HEADS),
+        "vocab_size": VOCABULARY,
+        "rope_parameters": None,
+    }
     torch.manual_seed(SEED)
     with torch.device(device):
         model = hf.FastVlmForConditionalGeneration(hf.FastVlmConfig(**config))
