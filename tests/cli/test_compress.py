@@ -392,8 +392,9 @@ def test_only_new_passages_are_compressed(
 
     other = saved_compressor(apprentice, tmp_path / "other", seed=1)
     for wrong in ((*command[:3], "--compressor", other, *command[5:]), (*command, "--int8")):
-        refused = run(*wrong)
-        assert (refused.code, "store was built with" in refused.err) == (1, True)
+        for more in ((), ("--dry-run",)):
+            refused = run(*wrong, *more)
+            assert (refused.code, "store was built with" in refused.err) == (1, True)
 
 
 def test_an_interrupted_build_says_what_it_keeps(
@@ -441,6 +442,7 @@ def test_another_model_is_rejected(run: Run, compressor: Path, tmp_path: Path) -
     assert "local model, got" in run(*command, "--model", "openai:m").err
     none = run(*command)
     assert (none.code, "compress them as demonstrations with --all" in none.err) == (0, True)
+    assert run(*command, "--dry-run").err == none.err
 
 
 def test_eval_requires_the_hyper_model_of_training(

@@ -30,6 +30,8 @@ from bottega.naming import check_torch
 from bottega.recipes.racc import bundled_compressor_for, check_compressor_files
 from bottega.types import Example
 
+NO_PASSAGES = "all examples have an answer; compress them as demonstrations with --all"
+
 compress = Typer(
     cls=HelpGroup,
     add_completion=False,
@@ -125,7 +127,7 @@ def build(
     on: On = LOCAL,
     workers: WorkerCount = None,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Count the passages; load and compress nothing.")
+        bool, Option("--dry-run", help="Check the store and count the passages; compress nothing.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -133,15 +135,19 @@ def build(
     interruption or changes, the same command compresses the rest."""
     check_torch()
     check_executor(on, workers)
-    from bottega.cli.store_building import CompressorFactory, StoreBuilder
+    from bottega.cli.store_building import CompressorFactory, StoreBuilder, open_store
+    from bottega.compression import load
 
     folder = compressor or bundled_compressor_for(local_model(model))
     check_compressor_files(folder, None)
     if dry_run:
+        open_store(load(folder), store, int8=int8)
         with open_rows(file, namespace) as knowledge:
             check_filled(knowledge, file, namespace)
             count = sum(all_examples or is_passage(example) for example in knowledge)
         say(f"{file}: {plural(count, 'passage')}; {model} with {folder}; store {store}")
+        if not count:
+            note(NO_PASSAGES)
         return
     factory = CompressorFactory(folder, model, trust_remote_code)
     with open_rows(file, namespace) as knowledge:
@@ -161,7 +167,7 @@ def build(
             builder.build(_chosen(knowledge, all_examples, status), status)
     summary = builder.summary()
     if not summary["passages"]:
-        note("all examples have an answer; compress them as demonstrations with --all")
+        note(NO_PASSAGES)
     if json:
         print_json(summary)
         return

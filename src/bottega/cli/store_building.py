@@ -21,6 +21,7 @@ from bottega.compression import (
     Manifest,
     PassageCompressor,
     PassageStore,
+    SavedCompressor,
     load,
 )
 from bottega.errors import SettingError
@@ -112,6 +113,14 @@ def source_bytes(passage: Example) -> tuple[int, int]:
     return len(text), sum(len(image.data) for image in passage.query.images)
 
 
+def open_store(saved: SavedCompressor, folder: Path, *, int8: bool) -> PassageStore:
+    """Return the store of a compressor in a folder. Raises `StoreError` for a store of another
+    compressor or precision."""
+    prompts, width = saved.racc.config.document_prompts, saved.racc.config.width
+    manifest = Manifest(saved.digest, prompts, width, "int8" if int8 else "fp16")
+    return PassageStore(folder, manifest)
+
+
 class StoreBuilder:
     """Builder of a store of compressed passages by workers. Raises `LoadError` for another model
     and `StoreError` for a store of another compressor."""
@@ -126,9 +135,7 @@ class StoreBuilder:
     ) -> None:
         saved = load(compressor.folder)
         self._config, self._int8 = saved.racc.config, int8
-        prompts, width = self._config.document_prompts, self._config.width
-        manifest = Manifest(saved.digest, prompts, width, "int8" if int8 else "fp16")
-        self.store = PassageStore(folder, manifest)
+        self.store = open_store(saved, folder, int8=int8)
         factory = replace(compressor, digest=saved.digest)
         # One call at a time: a model computes one batch.
         self._workers = (executor or LocalExecutor()).start(factory, concurrency=1)
