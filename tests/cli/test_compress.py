@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bottega._util.durable_files import lock_file
 from bottega.bundled import bundled_folder
 from bottega.cli import store_building
 from bottega.cli.compressor_plan import load_plan
@@ -213,6 +214,18 @@ def test_training_reads_retrieved_passages(
     assert "8 of the first 8 examples have a relevant passage" in done.err
     assert "validation" in done.err
     assert load(tmp_path / "own").racc.config.prompting == "appended"
+
+
+def test_one_process_trains_in_a_folder(
+    run: Run, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "made").mkdir()
+    other = lock_file(tmp_path / "made" / "lock")
+    assert other is not None
+    with other:
+        done = run("compress", "train", write_config())
+    assert (done.code, "another process trains the compressor in made" in done.err) == (1, True)
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["lock"]
 
 
 def test_an_interruption_before_the_first_step_says_how_to_resume(

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, fields, replace
 from functools import partial
+from pathlib import Path
 from types import FrameType
 
 import numpy as np
 
-from bottega._util.durable_files import os_errors, replace_file
+from bottega._util.durable_files import lock_file, os_errors, replace_file
 from bottega.cli.components import check_retrieve, local_model, open_retrieval
 from bottega.cli.compressor_plan import Plan, Settings
 from bottega.cli.method_actor import check_images, filled_knowledge
@@ -23,7 +24,7 @@ from bottega.compression import RaccModel, save
 from bottega.compression.objective import TrainingExample, TrainingObjective
 from bottega.compression.persistence import SETTINGS, fingerprint, same_model, with_current_names
 from bottega.compression.training import CHECKPOINT, TrainingProgress, train
-from bottega.errors import LoadError, SettingError
+from bottega.errors import LoadError, SettingError, StoreBusyError
 from bottega.evaluation import benchmark
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
@@ -49,7 +50,7 @@ from bottega.recipes.racc_training import check_answers, new_compressor, trainin
 # `preset` is recorded as the settings that it sets.
 UNRECORDED = ("out", "preset")
 _DEFAULTS = {one.name: one.default for one in fields(Settings) if one.default is not MISSING}
-SETTINGS_FILE, LOSSES = "training.json", "losses.jsonl"
+SETTINGS_FILE, LOSSES, LOCK = "training.json", "losses.jsonl", "lock"
 PROGRESS_LINES = 20
 
 
@@ -93,7 +94,10 @@ def train_compressor(plan: Plan, *, trust_remote_code: bool = False) -> bool:
     config = replace(
         plan.compressor, width=objective.hyper.width, geometry=Geometry.of(objective.base)
     )
-    with _training_examples(settings, data) as (sampler, held_out):
+    with (
+        _training_examples(settings, data) as (sampler, held_out),
+        _lock(settings.out),
+    ):
         _check_folder(replace(plan, compressor=config), objective, data)
         if (settings.out / SETTINGS).exists():  # also without its checkpoint
             note(f"{settings.out} holds the finished compressor of this training")
@@ -109,15 +113,15 @@ def train_compressor(plan: Plan, *, trust_remote_code: bool = False) -> bool:
             with waiting("calibrating"):
                 objective.calibrate(racc, examples)
         finished = _train(racc, objective, sampler, held_out, plan)
-    if finished:
-        save(
-            racc,
-            settings.out,
-            hyper=objective.hyper,
-            base=objective.base,
-            tokenizers=objective.tokenizers,
-        )
-    return finished
+        if finished:
+            save(
+                racc,
+                settings.out,
+                hyper=objective.hyper,
+                base=objective.base,
+                tokenizers=objective.tokenizers,
+            )
+        return finished
 
 
 def _read_benchmark(settings: Settings) -> Benchmark:
@@ -179,6 +183,22 @@ def _training_examples(
         yield sampler, sampler.of(held_out)
 
 
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder: both would write its checkpoint. Raises
+    `StoreBusyError`."""
+    with os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = lock_file(folder / LOCK)
+    if lock is None:
+        raise StoreBusyError(
+            f"another process trains the compressor in {folder}",
+            hint="wait until it finishes, or name another folder as out",
+        )
+    with lock:
+        yield
+
+
 def _check_folder(plan: Plan, objective: TrainingObjective, data: Benchmark) -> None:
     """Record the training in its folder, or check that the folder belongs to it. Raises
     `LoadError`."""
@@ -201,8 +221,6 @@ def _check_folder(plan: Plan, objective: TrainingObjective, data: Benchmark) -> 
                 f"{out} holds a compressor from another training",
                 hint="name another folder as out",
             )
-        with os_errors(out):
-            out.mkdir(parents=True, exist_ok=True)
         replace_file(file, f"{json.dumps(settings, indent=2)}\n".encode())
         return
     try:
