@@ -141,7 +141,8 @@ def build(
     folder = compressor or bundled_compressor_for(local_model(model))
     check_compressor_files(folder, None)
     if dry_run:
-        open_store(load(folder), store, int8=int8)
+        if store.exists():
+            open_store(load(folder), store, int8=int8)
         with open_rows(file, namespace) as knowledge:
             check_filled(knowledge, file, namespace)
             count = sum(all_examples or is_passage(example) for example in knowledge)
