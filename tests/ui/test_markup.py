@@ -219,7 +219,7 @@ def test_answers_and_demonstrations_of_the_playground_are_texts(
 ) -> None:
     base = served.open_base("")
     # Repeated, so that the two stay similar with any other words.
-    question = "Which of these many words are common to both questions? " * 5
+    question = "Which of these many words are common to both questions? " * 20
 
     @settings(max_examples=8)
     @given(answer=TEXT, asked=TEXT, shown=TEXT)
