@@ -100,8 +100,12 @@ def default_model(embedder: Embedder) -> str:
     return f"{BUNDLED}:{name}" if name in (PHOTOS, PHOTOS_LITE2) else BUNDLED
 
 
-def model_for(embed: str) -> str:
-    """Return the name of the bundled model with the vision tower of the embedder of this name."""
+def model_for(embed: str, benchmark: str = "") -> str:
+    """Return the name of the model simulated for a benchmark, else of the bundled model with the
+    vision tower of the embedder of this name."""
+    simulated = f"simulated:{benchmark.partition(':')[0]}"
+    if simulated == SIMULATED:
+        return simulated
     photos = photo_tower(embed)
     return f"{BUNDLED}:{photos}" if photos else BUNDLED
 
@@ -184,8 +188,8 @@ def check_model(spec: str) -> None:
     remote = f"{REMOTE}{spec.partition(':')[2] or 'NAME'}"
     raise SettingError(
         f"model is unknown, got {spec!r}",
-        hint=suggestion(spec, (*BUNDLED_MODELS, remote))
-        + f"use {', '.join(BUNDLED_MODELS)}, openai:NAME, openai-completions:NAME, a folder, or a"
+        hint=suggestion(spec, (*BUNDLED_MODELS, SIMULATED, remote))
+        + f"use {', '.join(BUNDLED_MODELS)}, {SIMULATED}, openai:NAME, openai-completions:NAME, a folder, or a"
         " hub id OWNER/NAME",
     )
 

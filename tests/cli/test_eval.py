@@ -478,3 +478,12 @@ def test_another_setting_of_the_search_is_named(run: Run, served: Server) -> Non
     assert run(*common).code == 0
     refused = run(*common, "--alpha", 0.9)
     assert "kept holds a run with --alpha unset, got 0.9" in refused.err
+
+
+def test_codes_are_answered_by_their_simulated_model(run: Run) -> None:
+    planned = run("eval", "codes", "--limit", "3", "--dry-run")
+    assert (planned.code, "; simulated:codes; " in planned.out) == (0, True)
+    other = run("eval", "codes", "--limit", "3", "--dry-run", "--model", "bundled")
+    assert "; bundled:apprentice; " in other.out
+    refused = run("eval", "codes", "--model", "simulated:code")
+    assert (refused.code, "did you mean simulated:codes?" in refused.err) == (2, True)

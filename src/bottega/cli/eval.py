@@ -300,7 +300,7 @@ def evaluate(
         reasoning_tokens=max_tokens or REASONING_TOKENS,
     )
     spec = ModelSpec.of(
-        model or model_for(config.embed),
+        model or model_for(config.embed, config.benchmark),
         concurrency=concurrency,
         trust_remote_code=trust_remote_code,
     )
