@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Commands and test workers read modules that an earlier process compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo test check types snippets lint docs format models clean
+.PHONY: install demo test check types snippets lint docs format bench models clean
 
 # Everything that the targets below need. Each of them installs it if it is missing.
 install: $(VENV)/dev
@@ -40,6 +40,10 @@ docs: $(VENV)/dev
 format: $(VENV)/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Quick benchmarks, compared with recorded ratios: about ten minutes on a quiet machine.
+bench: $(VENV)/dev
+	$(BIN)/python -m benchmarks.regression
 
 # Train both bundled models again: about two hours on two cores (see training/README.md).
 models: $(VENV)/dev

@@ -189,8 +189,8 @@ def check_model(spec: str) -> None:
     raise SettingError(
         f"model is unknown, got {spec!r}",
         hint=suggestion(spec, (*BUNDLED_MODELS, SIMULATED, remote))
-        + f"use {', '.join(BUNDLED_MODELS)}, {SIMULATED}, openai:NAME, openai-completions:NAME, a folder, or a"
-        " hub id OWNER/NAME",
+        + f"use {', '.join((*BUNDLED_MODELS, SIMULATED))}, openai:NAME, openai-completions:NAME, a"
+        " folder, or a hub id OWNER/NAME",
     )
 
 
