@@ -487,3 +487,12 @@ def test_codes_are_answered_by_their_simulated_model(run: Run) -> None:
     assert "; bundled:apprentice; " in other.out
     refused = run("eval", "codes", "--model", "simulated:code")
     assert (refused.code, "did you mean simulated:codes?" in refused.err) == (2, True)
+
+
+def test_alpha_without_two_rewards_is_refused(run: Run) -> None:
+    command = ("eval", "codes", "--limit", "3", "--alpha", "0.5", "--dry-run")
+    for reward in ((), ("--reward", "mutual")):
+        refused = run(*command, *reward)
+        assert refused.code in (1, 2)
+        assert "set --reward both" in refused.err
+    assert run(*command, "--reward", "both").code == 0

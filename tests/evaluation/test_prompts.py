@@ -21,6 +21,7 @@ from bottega.evaluation.prompts import (
     rationale_source,
     with_rationales,
 )
+from bottega.evaluation.search_config import SearchConfig
 from bottega.generation import ScriptedGenerator
 from bottega.prompting import (
     MMMU,
@@ -36,6 +37,13 @@ from bottega.recipes import Classifier
 from bottega.types import Candidate, Example, Query
 from tests.builders import solid_image
 
+SEARCH = {
+    "rollouts": "10",
+    "candidates": "20",
+    "reward": "both (alpha 0.2)",
+    "variant": "paper",
+}
+TREE = {**SEARCH, "children": "3", "exploration": "0.5", "early_stop": "yes"}
 MODEL = ScriptedGenerator([])
 DEFAULTS = Classifier(MODEL, ())
 RATIONALE = "Because I said so."
@@ -159,7 +167,7 @@ def test_reasons_have_a_token_limit_of_their_own() -> None:
     assert limits == [64, 300, 64]
     assert describe_methods(own, DEFAULTS, config, "given") == {
         "top-k": {"rationales": "none"},  # appendix A shows none
-        "rcts": {"rationales": "given", "prompt": "reasoned", "max_tokens": "300"},
+        "rcts": {"rationales": "given", "prompt": "reasoned", "max_tokens": "300", **TREE},
     }
 
 
@@ -181,6 +189,7 @@ def test_search_settings_that_no_option_sets_are_described() -> None:
         "rationales": "given",
         "zero_shot_prompt": "without reasons",
         **rated,
+        **TREE,
     }
     assert described["top-k"] == {"rationales": "none"}
     # Annotators would reveal the answers that are hidden.
@@ -188,8 +197,11 @@ def test_search_settings_that_no_option_sets_are_described() -> None:
     assert "mutual_reward" not in hidden["rcts"]
     best = RunConfig(methods=("rcts-best-of-n",), order="nearest-first")
     assert describe_methods(PLAIN, DEFAULTS, best, "none") == {
-        "rcts-best-of-n": {"rationales": "none", "order": "nearest-first"}
+        "rcts-best-of-n": {"rationales": "none", "order": "nearest-first", **SEARCH}
     }
+    own = replace(config, search=SearchConfig(reward="mutual", children=20, early_stop=False))
+    changed = {"reward": "mutual", "children": "20", "early_stop": "no"}
+    assert changed.items() <= describe_methods(data, DEFAULTS, own, "given")["rcts"].items()
 
 
 def test_the_rule_for_left_out_passages_is_described() -> None:

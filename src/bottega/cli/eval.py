@@ -305,6 +305,8 @@ def evaluate(
         trust_remote_code=trust_remote_code,
     )
     settings = open_classifier(config, spec, price)
+    if alpha is not None:
+        config.search.check_alpha(settings.generator)
     data = passages_only(data, config.methods)
     if dry_run:
         check_benchmark_fit(config, data)
@@ -386,7 +388,7 @@ def _compare(
         try:
             run(data, settings, config, runs, state=state, traces=traces, drafts_file=drafts)
         finally:
-            report_results(data, {**record, "explained": explained, "shown": shown}, runs, json)
+            report_results(data, {**record, "explained": explained}, shown, runs, json)
             note_rationales(explained, runs)
             report_failures(store, out)
     if skipped:

@@ -13,6 +13,7 @@ from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.methods import METHODS
 from bottega.evaluation.outcomes import method_title
 from bottega.evaluation.paired import PairedDifference, paired_differences
+from bottega.evaluation.prompts import Description, description_text
 from bottega.evaluation.retrieval import EXCLUDE, EXCLUSION_RULE
 from bottega.evaluation.run_store import AnswerStore, RunStore
 from bottega.evaluation.runner import Result
@@ -110,17 +111,22 @@ def answer_store(
 def report_results(
     data: Benchmark,
     record: Mapping[str, object],
+    shown: Mapping[str, Description],
     runs: Sequence[MethodResult],
     file: Path | None,
 ) -> None:
-    """Print the results of completed methods, and write them to `file` as JSON."""
+    """Print the results of completed methods, and write them to `file` as JSON. `shown` describes
+    the methods."""
     results, differences = [result for result, _ in runs], paired_differences(runs)
     if results:
         say(f"model {record['model']}; examples retrieved by {_retrieval(record)}")
+        if any(len(what) > 1 for what in shown.values()):  # more than the rationales
+            say(f"methods: {description_text(shown)}")
     print_results(data, results, differences)
     if file is not None and results:
         head = {
             **record,
+            "shown": shown,
             "exclude": EXCLUDE,
             "knowledge_base": len(data.knowledge),
             "made_wrong": data.corrupted_count,

@@ -186,8 +186,8 @@ DefaultModel = Annotated[
     Option(
         metavar="NAME",
         help=f"Model: {MODELS_HELP}",
-        show_default="bundled:photos or photos-lite2 with that embedder, simulated:codes for codes, "
-        "else bundled",
+        show_default="bundled:photos or photos-lite2 with that embedder, simulated:codes for "
+        "codes, else bundled",
     ),
 ]
 Embed = Annotated[

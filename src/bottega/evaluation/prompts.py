@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from bottega._util.identity import image_hashes
@@ -119,8 +120,8 @@ def describe_methods(
 def _differences(
     name: str, data: Benchmark, settings: Classifier, config: RunConfig
 ) -> Description:
-    """Return the differences from the recorded settings of the run, and the rule for the passages
-    that `racc-swapped` excludes."""
+    """Return the differences from the recorded settings of the run, all settings of a search, and
+    the rule for the passages that `racc-swapped` excludes."""
     asking = method_settings(name, data, settings, config)
     found: Description = {}
     if asks_for_reasons(name, data, settings, config.rationales):
@@ -131,11 +132,22 @@ def _differences(
     mutual = config.search.reward_for(settings.generator) in ("mutual", "both")
     if metric and mutual and name in SEARCH_METHODS:
         found["mutual_reward"] = metric.name
+    if name in SEARCH_METHODS:
+        found |= config.search.description(name, settings.generator)
     if name == "rcts-best-of-n" and config.order != "nearest-last":
         found["order"] = config.order
     if name == "racc-swapped" and not names_passages(data.items):
         found["relevance"] = data.relevance
     return found
+
+
+def description_text(shown: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the descriptions, each with its methods: "top-k (rationales none)"."""
+    methods: defaultdict[str, list[str]] = defaultdict(list)
+    for name, what in shown.items():
+        words = (f"{key.replace('_', ' ')} {value}" for key, value in what.items())
+        methods[", ".join(words)].append(name)
+    return "; ".join(f"{', '.join(names)} ({what})" for what, names in methods.items())
 
 
 def rationale_source(data: Benchmark) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from bottega.errors import check_count, check_fraction
+from bottega.errors import SettingError, check_count, check_fraction
 from bottega.protocols import Generator, turns_only
 from bottega.recipes.limited_search import ENSEMBLE, PROBES
 from bottega.reranking import Variant, check_exploration
@@ -47,6 +47,29 @@ class SearchConfig:
     def reward_for(self, generator: Generator) -> RewardName:
         """Return the name of the reward for this generator."""
         return self.reward or ("ensemble" if turns_only(generator) else "both")
+
+    def check_alpha(self, generator: Generator) -> None:
+        """Raise `SettingError` if the reward does not use `alpha`."""
+        if (reward := self.reward_for(generator)) != "both":
+            raise SettingError(
+                f"alpha weighs the two parts of the reward both, got the reward {reward}",
+                hint="leave --alpha out, or set --reward both",
+            )
+
+    def description(self, name: str, generator: Generator) -> dict[str, str]:
+        """Return the settings that apply to the search method of this name."""
+        reward = self.reward_for(generator)
+        found = {
+            "rollouts": str(self.rollouts),
+            "candidates": str(self.fetch),
+            "reward": f"both (alpha {self.alpha:g})" if reward == "both" else reward,
+        }
+        if reward != "ensemble":
+            found["variant"] = self.variant
+        if name == "rcts":
+            found |= {"children": str(self.children), "exploration": f"{self.exploration:g}"}
+            found["early_stop"] = "yes" if self.early_stop else "no"
+        return found
 
     def max_calls(self, generator: Generator) -> int:
         """Return the maximum number of completions of one search: the zero-shot answer, an answer

@@ -19,7 +19,8 @@ from bottega._util.progress import Stages, no_stages
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.evaluation.charts import Chart, by_cost, by_shots
 from bottega.evaluation.page import page_environment, style_sheet
-from bottega.evaluation.report.demonstrations import demonstration_texts, description_text
+from bottega.evaluation.prompts import description_text
+from bottega.evaluation.report.demonstrations import demonstration_texts
 from bottega.evaluation.report.payload import payload
 from bottega.evaluation.report.plots import cost_axis, cost_series, plot, plot_streams, shots_of
 from bottega.evaluation.report.references import Reference, references
