@@ -20,6 +20,7 @@ from bottega.pipeline import Pipeline
 from bottega.protocols import Generator
 from bottega.recipes import rcts
 from bottega.recording import TraceStore
+from bottega.types import Answer
 from tests.cli.conftest import Run
 from tests.reasoner import Reasoner
 from tests.recording.test_traces import trace
@@ -269,6 +270,17 @@ def test_the_log_shows_and_finds_questions_and_files(run: Run, pets: Path, serve
     assert found("--text", "elephant") == found("--tier", "master") == 0
     assert found("--since", "2020-01-01") == 2
     assert found("--since", "2999-01-01") == found("--namespace", "team") == 0
+
+
+def test_the_log_shortens_answers_and_shows_ids_that_explain_finds(run: Run) -> None:
+    with closing(TraceStore.open("gateway.db")) as store:
+        ids = [f"req_01a2b3c4{number:04}ffff" for number in range(3)]
+        answer = Answer(" ".join(["is"] * 500))
+        store.write([replace(trace(), id=id, answer=answer) for id in ids])
+    _, *rows = run("log", "--traces", "gateway.db").out.splitlines()
+    assert sorted(row.split()[0] for row in rows) == [id[:16] for id in ids]
+    assert all(len(row) < 300 for row in rows)
+    assert run("explain", rows[0].split()[0], "--traces", "gateway.db").code == 0
 
 
 def test_the_log_states_why_a_tier_answered_and_where_examples_are_from(run: Run) -> None:

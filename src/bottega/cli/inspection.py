@@ -37,7 +37,7 @@ Since = Annotated[
     Option(metavar="TIME", parser=parse_time, help="Only rows at or after this local time."),
 ]
 MAX_LABELS = 10
-MAX_QUESTION = 48  # characters in a table
+MAX_TEXT = 48  # characters in a table
 DRAWINGS, PHOTOGRAPHS = "drawings", "photographs"
 # The kind of images that a bundled model answers about, and its description.
 KINDS = {
@@ -212,14 +212,15 @@ def log(
     if json:
         print_json({"summary": summary, "traces": found})
         return
+    length = _unique_length([t.id for t in found])
     rows = [
         (
-            t.id[:8],
+            t.id[:length],
             clock(t.time),
             ", ".join(Path(file).name for file in t.files) or ("-" if t.images else ""),
             _shortened(t.question),
             t.model,
-            t.answer.text if t.answer.valid else f"(invalid) {t.answer.text}",
+            _shortened(t.answer.text if t.answer.valid else f"(invalid) {t.answer.text}"),
             len(t.demonstrations),
             t.usage.prompt_tokens,
             t.seconds,
@@ -232,11 +233,20 @@ def log(
     note(f"{len(found)} of {summary.count} in {store.path}")
 
 
+def _unique_length(ids: Sequence[str]) -> int:
+    """Return a length at which the beginnings of the ids differ. Those of a gateway begin with
+    their time."""
+    length = 8
+    while len({id[:length] for id in ids}) < len(set(ids)):
+        length += 1
+    return length
+
+
 def _shortened(text: str) -> str:
     """Return the text in one line, without its middle if it is long."""
     line = " ".join(text.split())
-    half = MAX_QUESTION // 2
-    return line if len(line) <= MAX_QUESTION else f"{line[:half]} ... {line[-half:]}"
+    half = MAX_TEXT // 2
+    return line if len(line) <= MAX_TEXT else f"{line[:half]} ... {line[-half:]}"
 
 
 def models(
