@@ -283,6 +283,13 @@ def test_the_log_shortens_answers_and_shows_ids_that_explain_finds(run: Run) -> 
     assert run("explain", rows[0].split()[0], "--traces", "gateway.db").code == 0
 
 
+def test_a_missing_file_of_traces_is_an_error(run: Run) -> None:
+    for command in (("log",), ("explain", "4f1c9a2b")):
+        refused = run(*command, "--traces", "missing.db")
+        assert (refused.code, "missing.db does not exist" in refused.err) == (1, True)
+    assert not Path("missing.db").exists()
+
+
 def test_the_log_states_why_a_tier_answered_and_where_examples_are_from(run: Run) -> None:
     first, second = trace().candidates
     first = replace(first, example=replace(first.example, source="master:big"))

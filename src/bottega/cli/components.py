@@ -311,6 +311,13 @@ def traces_location(given: StoreLocation | None) -> StoreLocation:
     return given or StoreLocation(Path(typer.get_app_dir("bottega")) / "traces.db")
 
 
+def stored_traces(given: StoreLocation | None) -> TraceStore:
+    """Open traces to read them. Raises `StoreError` if the named file does not exist."""
+    if given is not None and given.file is not None and not given.file.exists():
+        raise StoreError(f"the trace store {given} does not exist", hint="check --traces")
+    return open_traces(given)
+
+
 def open_traces(given: StoreLocation | None) -> TraceStore:
     location = traces_location(given)
     if location.file is not None:

@@ -12,7 +12,7 @@ from rich.tree import Tree
 from typer import Argument, Option
 
 from bottega._util.locations import StoreLocation
-from bottega.cli.components import open_traces
+from bottega.cli.components import stored_traces
 from bottega.cli.inspection import print_trace
 from bottega.cli.knowledge_files import check_filled, open_rows
 from bottega.cli.options import Json, Namespace, TraceFile, knowledge_option
@@ -47,7 +47,7 @@ def explain(
     """Explain an answer: its demonstrations and the search tree that chose them."""
     if out is None and (kb or image):
         raise SettingError("--kb and --image need a page", hint="add --out FILE.html")
-    with closing(open_traces(traces)) as store:
+    with closing(stored_traces(traces)) as store:
         found = store.get(trace)
     if json:
         print_json(found)

@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from bottega.bundled import bundled_folder
 from bottega.bundled.photo_model import NETWORKS
-from bottega.cli.components import open_traces
+from bottega.cli.components import stored_traces
 from bottega.cli.knowledge_files import none_here, open_rows, option_for, others
 from bottega.cli.options import Json, KnowledgeFile, Namespace, TraceFile, parse_time, timestamp
 from bottega.cli.output import clock, note, plural, print_json, print_table, say
@@ -195,7 +195,7 @@ def log(
     json: Json = False,
 ) -> None:
     """Show recent requests and their cost, newest first."""
-    with closing(open_traces(traces)) as store:
+    with closing(stored_traces(traces)) as store:
         if id is not None:
             trace = store.get(id)
             if json:
