@@ -20,7 +20,7 @@ from bottega.pipeline import Pipeline
 from bottega.protocols import Generator
 from bottega.recipes import rcts
 from bottega.recording import TraceStore
-from bottega.types import Answer
+from bottega.types import Answer, Completion
 from tests.cli.conftest import Run
 from tests.reasoner import Reasoner
 from tests.recording.test_traces import trace
@@ -283,6 +283,15 @@ def test_the_log_shortens_answers_and_shows_ids_that_explain_finds(run: Run) -> 
     assert run("explain", rows[0].split()[0], "--traces", "gateway.db").code == 0
 
 
+def test_equal_replies_are_counted(run: Run) -> None:
+    with closing(TraceStore.open("votes.db")) as store:
+        one = trace()
+        completions = tuple(Completion(text) for text in ("leaf", "stem", "leaf"))
+        store.write([replace(one, reply=replace(one.reply, completions=completions))])
+    shown = run("log", one.id, "--traces", "votes.db").out
+    assert "reply:    2 times leaf\n" in shown and "reply:    stem\n" in shown
+
+
 def test_a_missing_file_of_traces_is_an_error(run: Run) -> None:
     for command in (("log",), ("explain", "4f1c9a2b")):
         refused = run(*command, "--traces", "missing.db")
@@ -486,7 +495,7 @@ def test_a_question_unlike_the_examples_is_noted(run: Run, pets: Path) -> None:
     run("add", "pets.db", pets)
     image = pets.parent / "query.jpg"
     other = run("ask", "What colour is it?", "--image", image, "--kb", "pets.db")
-    assert "the examples answer another question: 'What is in the image above?'" in other.err
+    assert "the shown examples answer another question: 'What is in the image above?'" in other.err
     same = run("ask", "What is in the image above?", "--image", image, "--kb", "pets.db")
     assert "another question" not in same.err
 

@@ -496,3 +496,10 @@ def test_alpha_without_two_rewards_is_refused(run: Run) -> None:
         assert refused.code in (1, 2)
         assert "set --reward both" in refused.err
     assert run(*command, "--reward", "both").code == 0
+
+
+def test_passages_are_not_counted_as_labelled_examples(run: Run) -> None:
+    planned = run("eval", "facts:queries=2,episodes=1", "--limit", "2", "--dry-run")
+    assert (planned.code, "2 items, 144 passages, no labels" in planned.out) == (0, True), (
+        planned.out
+    )

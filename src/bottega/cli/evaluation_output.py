@@ -10,6 +10,7 @@ from bottega import __version__
 from bottega.cli.evaluation_run import MethodResult
 from bottega.cli.output import note, plural, print_table, say, to_json
 from bottega.evaluation.benchmark import Benchmark, fingerprint
+from bottega.evaluation.examples import is_passage
 from bottega.evaluation.methods import METHODS
 from bottega.evaluation.outcomes import method_title
 from bottega.evaluation.paired import PairedDifference, paired_differences
@@ -39,10 +40,18 @@ def print_plan(
     """Print the size of a run that `--dry-run` does not start."""
     say(
         f"{data.name}: {len(data.items)} items{f' in {orders} orders' if orders > 1 else ''},"
-        f" {len(data.knowledge)} labelled examples, {len(data.labels) or 'no'} labels;"
+        f" {_knowledge(data)}, {len(data.labels) or 'no'} labels;"
         f" {' and '.join(dict.fromkeys(models))}; at most {calls:,} calls"
         f"{f' and {len(data.items):,} drafts' if drafts else ''}"
     )
+
+
+def _knowledge(data: Benchmark) -> str:
+    """Return the numbers of labelled examples and passages."""
+    passages = sum(map(is_passage, data.knowledge))
+    counts = {"labelled example": len(data.knowledge) - passages, "passage": passages}
+    some = [plural(count, name) for name, count in counts.items() if count]
+    return " and ".join(some) or "no labelled examples"
 
 
 def print_results(
@@ -58,7 +67,7 @@ def print_results(
     else:
         kind = "free answers"
     say(
-        f"{data.name}: {len(data.knowledge)} labelled examples, {len(data.items)} evaluated items, "
+        f"{data.name}: {_knowledge(data)}, {len(data.items)} evaluated items, "
         f"{kind}; {results[0].metric.replace('_', ' ')} with 95 % intervals"
     )
     say(EXCLUSION_RULE)

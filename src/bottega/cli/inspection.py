@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import mimetypes
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
@@ -349,8 +350,8 @@ def print_trace(trace: StoredTrace) -> None:
     if (one := trace.compression) is not None:
         store = f", store {one.store}" if one.store else ""
         say(f"prefix:   {one.tokens} tokens by the compressor {one.compressor}{store}")
-    for completion in trace.completions:
-        say(f"reply:    {completion.text}")
+    for text, count in Counter(one.text for one in trace.completions).items():
+        say(f"reply:    {f'{count} times ' if count > 1 else ''}{text}")
     confidence = trace.answer.confidence
     confidence_text = "" if confidence is None else f"  (confidence {confidence:.2f})"
     say(f"answer:   {trace.answer.text if trace.answer.valid else 'invalid'}{confidence_text}")

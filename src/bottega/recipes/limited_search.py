@@ -71,7 +71,7 @@ class SearchLimits:
                     f"{name(setting)} is a budget smaller than one rollout, got {given}: the first"
                     f" rollout needs {self.rollout_calls} completions{limit}",
                     hint=f"set it to {least} or more, or remove it"
-                    + (", or lower max_tokens" if limit else ""),
+                    + (", or lower the limit of tokens per completion" if limit else ""),
                 )
 
     def tree_search(
