@@ -364,7 +364,7 @@ def test_models_are_listed(run: Run, served: Server) -> None:
     assert isinstance(listed, list)
     by_name = {row["model"]: row["kind"] for row in listed}
     assert {f"bundled:{name}" for name in MODELS} <= set(by_name)
-    kinds = ["drawings", "photographs", "both", "endpoints", "transformers"]
+    kinds = ["drawings", "photographs", "both", "simulated", "endpoints", "transformers"]
     assert [kind for kind, _ in groupby(by_name.values())] == kinds
     assert by_name["bundled:photos-master"] == "photographs"
     assert by_name["openai-completions:NAME"] == "endpoints"

@@ -490,11 +490,10 @@ def test_codes_are_answered_by_their_simulated_model(run: Run) -> None:
 
 
 def test_alpha_without_two_rewards_is_refused(run: Run) -> None:
-    command = ("eval", "codes", "--limit", "3", "--alpha", "0.5", "--dry-run")
+    command = ("eval", "rules", "--methods", "rcts", "--alpha", "0.5", "--dry-run")
     for reward in ((), ("--reward", "mutual")):
         refused = run(*command, *reward)
-        assert refused.code in (1, 2)
-        assert "set --reward both" in refused.err
+        assert (refused.code, "set --reward both" in refused.err) == (2, True)
     assert run(*command, "--reward", "both").code == 0
 
 
@@ -503,3 +502,57 @@ def test_passages_are_not_counted_as_labelled_examples(run: Run) -> None:
     assert (planned.code, "2 items, 144 passages, no labels" in planned.out) == (0, True), (
         planned.out
     )
+
+
+@pytest.mark.parametrize(
+    ("methods", "options", "message"),
+    [
+        ("top-k", "--children 20", "--children needs rcts, got top-k"),
+        ("rcts-flat", "--no-early-stop", "--no-early-stop needs rcts, got rcts-flat"),
+        ("top-k,majority", "--fetch 30", "--fetch needs rcts or rcts-flat or"),
+        ("zero-shot", "--preset released", "remove --preset, or add rcts to --methods"),
+        ("rcts", "--samples 9", "--samples needs majority or best-of-n, got rcts"),
+        ("rcts", "--reward self", "the reward self needs rationales, which the demonstrations of"),
+        ("rcts", "--reward both --alpha 0.3", "set --reward ensemble or mutual"),
+        ("rcts-flat", "--variant released", "got rcts-flat with the reward ensemble"),
+    ],
+)
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_options_without_effect_are_refused(
+    run: Run, methods: str, options: str, message: str, dry: tuple[str, ...]
+) -> None:
+    refused = run("eval", "codes", "--limit", 1, "--methods", methods, *options.split(), *dry)
+    assert (refused.code, message in refused.err) == (2, True), refused.err
+    assert not refused.out
+
+
+@pytest.mark.parametrize(
+    ("task", "methods", "options"),
+    [
+        ("codes", "rcts,majority", "--children 20 --no-early-stop --fetch 30 --samples 9"),
+        ("codes", "rcts", "--variant released"),
+        ("codes", "rcts-flat", "--variant released --reward mutual"),
+        ("rules", "rcts-random", "--reward self"),  # its examples have rationales
+    ],
+)
+def test_options_with_an_effect_are_accepted(
+    run: Run, task: str, methods: str, options: str
+) -> None:
+    planned = run("eval", task, "--limit", 1, "--methods", methods, *options.split(), "--dry-run")
+    assert planned.code == 0, planned.err
+
+
+def test_rationales_that_are_hidden_give_no_reward(run: Run) -> None:
+    command = ("eval", "rules", "--methods", "rcts", "--reward", "self", "--dry-run")
+    refused = run(*command, "--no-rationales")
+    assert (refused.code, "the reward self needs rationales" in refused.err) == (2, True)
+
+
+def test_searches_show_three_demonstrations(run: Run) -> None:
+    command = ("eval", "codes", "--limit", 2, "--rollouts", 1, "--json", "f")
+    assert run(*command, "--methods", "top-k,rcts,majority").code == 0
+    document = orjson.loads(Path("f").read_bytes())
+    assert {row["shots"] for row in document["results"]} == {3}
+    shown = document["shown"]
+    assert shown["rcts"]["reward"] == "ensemble" and shown["rcts"]["variant"] == "paper"
+    assert shown["majority"]["samples"] == str(1 + 1 + 15)

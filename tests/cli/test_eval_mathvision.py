@@ -34,10 +34,11 @@ LABELLED, ITEMS = 20, 12
 SAMPLE = pytest.mark.parametrize("sampled", [False, True], ids=["synthetic", "published"])
 
 
-def evaluation(folder: Path, *options: object) -> tuple[str, ...]:
+def evaluation(folder: Path, *options: object, methods: tuple[str, ...] = NAMES) -> tuple[str, ...]:
+    search = ("--rollouts", str(ROLLOUTS)) if "rcts" in methods else ()
     return (
-        "eval", f"mathvision:{folder}", "--methods", ",".join(NAMES), "--shots", "2", "--rollouts",
-        str(ROLLOUTS), "--model", "openai:m", "--embed", "pixels", *map(str, options),
+        "eval", f"mathvision:{folder}", "--methods", ",".join(methods), "--shots", "2", *search,
+        "--model", "openai:m", "--embed", "pixels", *map(str, options),
     )  # fmt: skip
 
 
@@ -116,7 +117,7 @@ def test_rationale_options_select_the_prompts(
         requested = {}
         for name in ("zero-shot", "top-k", "majority"):
             reasoner.order.clear()
-            run(*evaluation(synthetic, "--limit", 2, "--methods", name, *options))
+            run(*evaluation(synthetic, "--limit", 2, *options, methods=(name,)))
             texts = [text_of(orjson.loads(body)["messages"][-1]) for body in reasoner.order]
             requested[name] = {"BECAUSE" in text for text in texts}
         return requested
@@ -124,7 +125,7 @@ def test_rationale_options_select_the_prompts(
     assert prompts() == {"zero-shot": {False}, "top-k": {False}, "majority": {True}}
     assert prompts("--rationales") == {"zero-shot": {False}, "top-k": {True}, "majority": {True}}
     assert set(map(frozenset, prompts("--no-rationales").values())) == {frozenset({False})}
-    kept = evaluation(synthetic, "--limit", 2, "--methods", "zero-shot", "--out", "kept")
+    kept = evaluation(synthetic, "--limit", 2, "--out", "kept", methods=("zero-shot",))
     assert run(*kept).code == 0
     assert "--rationales unset, got off" in run(*kept, "--no-rationales").err
 
@@ -140,7 +141,7 @@ def test_written_rationales_become_demonstrations(
     kept = made.json["rows"]["this run"]["kept"]["n"]  # type: ignore[index]
     assert 0 < kept < LABELLED
     reasoner.order.clear()
-    command = evaluation(synthetic, "--methods", "random", "--rationales", "--json", "f.json")
+    command = evaluation(synthetic, "--rationales", "--json", "f.json", methods=("random",))
     done = run(*command, "--rationales-from", "kb.db")
     assert done.code == 0, done.err
     assert "labelled examples from kb.db" in done.err

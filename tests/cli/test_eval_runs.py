@@ -203,6 +203,8 @@ def test_rcts_rewards_the_reasons_for_its_answers(run: Run, pets: Path, served: 
     assert expected.items() < shown["rcts"].items()
     assert shown["rcts"]["reward"] == "both (alpha 0.2)"
     assert shown["top-k"] == {"rationales": "none"}
+    noted = "the prompt of rcts asks for reasons (up to 512 tokens), that of top-k does not"
+    assert noted in done.err
     with sqlite3.connect("kept/run.db") as run_file:
         trees = run_file.execute("SELECT json_extract(trace, '$.tree') FROM answers").fetchall()
     rewards = set(re.findall(r'"self":([0-9.]+)', str(trees)))
@@ -213,6 +215,23 @@ def test_rcts_rewards_the_reasons_for_its_answers(run: Run, pets: Path, served: 
     run("report", "kept", "--out", "page")
     assert "rcts (rationales none, prompt reasoned" in Path("page/index.html").read_text()
     assert "top-k (rationales none)" in Path("page/results.md").read_text()
+
+
+def test_runs_that_do_not_describe_their_search_are_resumed(run: Run) -> None:
+    command = (
+        *("eval", "codes", "--limit", 2, "--methods", "rcts,majority", "--rollouts", 2),
+        *("--out", "kept"),
+    )
+    assert run(*command).code == 0
+    older = {name: {"rationales": "none"} for name in ("rcts", "majority")}
+    with sqlite3.connect("kept/run.db") as run_file:
+        value = orjson.dumps(older).decode()
+        run_file.execute("UPDATE settings SET value = ? WHERE name = 'shown'", (value,))
+    run_file.close()
+    resumed = run(*command)
+    assert (resumed.code, "stored answers in kept are reused" in resumed.err) == (0, True)
+    refused = run(*command[:5], "majority", *command[6:], "--shots", 3)
+    assert "answers of majority with samples 18, got 5" in refused.err
 
 
 def test_answers_with_another_default_prompt_are_not_resumed(

@@ -25,6 +25,7 @@ from bottega.cli.components import (
     with_synonyms,
 )
 from bottega.cli.eval_options import (
+    SEARCH_SHOTS,
     SHOTS,
     AllowOverlapOption,
     AlphaOption,
@@ -67,6 +68,7 @@ from bottega.cli.eval_options import (
 )
 from bottega.cli.evaluation_output import (
     answer_store,
+    note_prompts,
     note_rationales,
     print_plan,
     report_failures,
@@ -111,11 +113,12 @@ from bottega.evaluation.benchmarks.loading import (
 )
 from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.methods import METHODS
+from bottega.evaluation.methods import METHODS, SEARCH_METHODS
 from bottega.evaluation.outcomes import Budget, check_priced
 from bottega.evaluation.planning import (
     check_benchmark_fit,
     check_compressor,
+    check_method_options,
     check_methods,
     default_methods,
     max_calls,
@@ -129,7 +132,7 @@ from bottega.evaluation.prompts import (
     rationale_source,
     with_rationales,
 )
-from bottega.evaluation.run_store import RunStore
+from bottega.evaluation.run_store import FILE, RunStore
 from bottega.evaluation.runner import RunState
 from bottega.evaluation.search_config import search_config
 from bottega.generation import TransformersGenerator
@@ -220,10 +223,13 @@ def evaluate(
     benchmark = with_options(benchmark, question, unparsable)
     own_embed, own_shots, own_order = evaluation_defaults(benchmark)
     embed = embed or (own_embed if retrieve == "image" else None)
-    shots, order = shots or own_shots or SHOTS, order or own_order
+    names = tuple(name.strip() for name in methods.split(",")) if methods else ()
+    searches = not set(SEARCH_METHODS).isdisjoint(names)
+    shots = shots or own_shots or (SEARCH_SHOTS if searches else SHOTS)
+    order = order or own_order
     config = RunConfig(
         benchmark=benchmark,
-        methods=tuple(name.strip() for name in methods.split(",")) if methods else (),
+        methods=names,
         shots=parse_numbers(shots),
         passages=passages,
         relevance=relevance,
@@ -305,8 +311,23 @@ def evaluate(
         trust_remote_code=trust_remote_code,
     )
     settings = open_classifier(config, spec, price)
-    if alpha is not None:
-        config.search.check_alpha(settings.generator)
+    options = {
+        "--preset": preset if preset != "paper" else None,
+        "--rollouts": rollouts,
+        "--reward": reward,
+        "--alpha": alpha,
+        "--fetch": fetch,
+        "--children": children,
+        "--exploration": exploration,
+        "--variant": variant,
+        "--no-early-stop": None if early_stop else True,
+        "--samples": samples,
+    }
+    if (
+        out is None or not (out / FILE).exists()
+    ):  # a stored run needs the options of all its methods
+        given = [name for name, value in options.items() if value is not None]
+        check_method_options(given, config, data, settings)
     data = passages_only(data, config.methods)
     if dry_run:
         check_benchmark_fit(config, data)
@@ -390,6 +411,7 @@ def _compare(
         finally:
             report_results(data, {**record, "explained": explained}, shown, runs, json)
             note_rationales(explained, runs)
+            note_prompts(shown, runs)
             report_failures(store, out)
     if skipped:
         say(f"{plural(skipped, 'unreadable example')} {'is' if skipped == 1 else 'are'} excluded")

@@ -20,7 +20,7 @@ from bottega.recipes.visual_rag import LABEL_TOKENS
 from bottega.reranking import Variant
 from bottega.types import IMAGE_QUESTION
 
-SHOTS = "5,10,20"
+SHOTS, SEARCH_SHOTS = "5,10,20", "3"
 PAPER = SearchConfig()
 
 QuestionOption = Annotated[
@@ -44,7 +44,8 @@ ShotsOption = Annotated[
     Option(
         metavar="LIST",
         help="Numbers of demonstrations, comma-separated.",
-        show_default=f"{SHOTS}; for a knowledge base, that of bottega tune",
+        show_default=f"{SHOTS}, or {SEARCH_SHOTS} with rcts or its controls; for a knowledge base, "
+        "that of bottega tune",
     ),
 ]
 KnowledgePerClassOption = Annotated[

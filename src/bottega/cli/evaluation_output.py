@@ -14,7 +14,7 @@ from bottega.evaluation.examples import is_passage
 from bottega.evaluation.methods import METHODS
 from bottega.evaluation.outcomes import method_title
 from bottega.evaluation.paired import PairedDifference, paired_differences
-from bottega.evaluation.prompts import Description, description_text
+from bottega.evaluation.prompts import PROMPT, Description, description_text
 from bottega.evaluation.retrieval import EXCLUDE, EXCLUSION_RULE
 from bottega.evaluation.run_store import AnswerStore, RunStore
 from bottega.evaluation.runner import Result
@@ -172,6 +172,19 @@ def note_rationales(with_rationales: Sequence[str], runs: Sequence[MethodResult]
             f"demonstrations of {', '.join(explaining)} include rationales, those of"
             f" {', '.join(others)} do not; for an equal comparison set --rationales or"
             " --no-rationales"
+        )
+
+
+def note_prompts(shown: Mapping[str, Description], runs: Sequence[MethodResult]) -> None:
+    """Note that some methods ask for reasons and others do not."""
+    ran = dict.fromkeys(result.method for result, _ in runs if METHODS[result.method].uses_model)
+    reasoned = [name for name in ran if PROMPT in shown.get(name, {})]
+    others = [name for name in ran if name not in reasoned]
+    if reasoned and others:
+        tokens = shown[reasoned[0]]["max_tokens"]
+        note(
+            f"the prompt of {', '.join(reasoned)} asks for reasons (up to {tokens} tokens), that of"
+            f" {', '.join(others)} does not; for an equal comparison set --prompt reasoned"
         )
 
 

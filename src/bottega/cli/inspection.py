@@ -25,7 +25,7 @@ from bottega.generation import OpenAIGenerator
 from bottega.knowledge import And, Contains, Eq, Filter, Range
 from bottega.knowledge.embedders.names import packaged_name
 from bottega.knowledge.tuned_settings import tuned_settings
-from bottega.naming import DISPATCHED
+from bottega.naming import DISPATCHED, SIMULATED
 from bottega.recording import StoredTrace
 from bottega.types import Example
 
@@ -257,7 +257,10 @@ def models(
     json: Json = False,
 ) -> None:
     """List the models that --model accepts."""
-    rows = [*_bundled_models()]
+    rows = [
+        *_bundled_models(),
+        (SIMULATED, "simulated", "reads the task codes by a fixed procedure"),
+    ]
     if endpoint:
         names = asyncio.run(_at_endpoint())
         rows += [(f"openai:{name}", "endpoints", "at the endpoint") for name in names]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -22,11 +22,12 @@ from bottega.evaluation.methods import (
     METHODS,
     NEEDS_GOLD_PASSAGES,
     PASSAGE_METHODS,
+    SAMPLING_METHODS,
     SEARCH_METHODS,
     MethodSpec,
 )
 from bottega.evaluation.outcomes import Method, MethodKey, Outcome, pipeline_method
-from bottega.evaluation.prompts import method_settings
+from bottega.evaluation.prompts import method_settings, methods_with_rationales, sample_count
 from bottega.evaluation.retrieval import (
     EpisodeRetriever,
     LateInteractionScorer,
@@ -36,12 +37,12 @@ from bottega.evaluation.retrieval import (
     scored_retriever,
 )
 from bottega.evaluation.retriever_factory import BY_VECTORS, RetrieverFactory
-from bottega.evaluation.searchers import SAMPLES, MethodContext
+from bottega.evaluation.searchers import MethodContext
 from bottega.generation import TransformersGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import suggestion
 from bottega.pipeline import FixedRouter
-from bottega.protocols import Retriever, Tier
+from bottega.protocols import Retriever, Tier, turns_only
 from bottega.recipes import Classifier, default_prompter
 from bottega.recipes.racc import check_compressor_files
 from bottega.reranking import check_depth
@@ -49,7 +50,8 @@ from bottega.retrieval import BalancedSampler, UniformSampler
 from bottega.types import Query
 
 MAX_IN_CONTEXT = 200
-SAMPLING_METHODS = ("majority", "best-of-n")
+TREE_OPTIONS = ("--children", "--exploration", "--no-early-stop")
+SEARCH_OPTIONS = ("--preset", "--rollouts", "--reward", "--alpha", "--fetch", "--variant")
 
 
 def plan(
@@ -71,7 +73,11 @@ def plan(
     check_benchmark_fit(config, data)
     check_compressor(config, hyper)
     context = MethodContext(
-        data, settings.generator, config, samples=_samples(config, settings), hyper=hyper
+        data,
+        settings.generator,
+        config,
+        samples=sample_count(config, settings.generator),
+        hyper=hyper,
     )
     planned: list[Method] = []
     for name in dict.fromkeys(config.methods):
@@ -100,7 +106,7 @@ def method_keys(config: RunConfig, data: Benchmark) -> list[MethodKey]:
 
 def max_calls(config: RunConfig, data: Benchmark, settings: Classifier) -> int:
     """Return the maximum number of completions of a run, without drafts of its retrieval."""
-    samples = _samples(config, settings)
+    samples = sample_count(config, settings.generator)
     search = config.search.max_calls(settings.generator)
     calls = 0
     for name in dict.fromkeys(config.methods):
@@ -251,18 +257,46 @@ def check_compressor(config: RunConfig, hyper: object | None = None) -> None:
     check_compressor_files(config.compressor, config.store)
 
 
+def check_method_options(
+    given: Collection[str], config: RunConfig, data: Benchmark, settings: Classifier
+) -> None:
+    """Raise `SettingError` for the first given option that no method of the run uses."""
+    uses = {
+        **dict.fromkeys(TREE_OPTIONS, ("rcts",)),
+        **dict.fromkeys(SEARCH_OPTIONS, SEARCH_METHODS),
+        "--samples": SAMPLING_METHODS,
+    }
+    for option in given:
+        if set(uses[option]).isdisjoint(config.methods):
+            raise SettingError(
+                f"{option} needs {' or '.join(uses[option])}, got {', '.join(config.methods)}",
+                hint=f"remove {option}, or add {uses[option][0]} to --methods",
+            )
+    reward = config.search.reward_for(settings.generator)
+    if "--reward" in given and reward in ("self", "both") and turns_only(settings.generator):
+        explained = methods_with_rationales(config.methods, data, settings, config.rationales)
+        if set(SEARCH_METHODS).isdisjoint(
+            explained
+        ):  # such a model gives a reason only after others
+            raise SettingError(
+                f"the reward {reward} needs rationales, which the demonstrations of {data.name}"
+                f" lack for {settings.generator.name}",
+                hint="set --reward ensemble or mutual",
+            )
+    if "--alpha" in given:
+        config.search.check_alpha(settings.generator)
+    if "--variant" in given and reward == "ensemble" and "rcts" not in config.methods:
+        raise SettingError(
+            "the variants differ in rcts and in the rewards of the paper, got"
+            f" {', '.join(config.methods)} with the reward ensemble",
+            hint="remove --variant, or set --reward mutual",
+        )
+
+
 def max_demonstrations(data: Benchmark) -> int:
     """Return how many examples an item may be shown: all, or those of the largest episode."""
     sizes = Counter(data.episode_of.get(example.query.id or "", "") for example in data.knowledge)
     return max(sizes.values())
-
-
-def _samples(config: RunConfig, settings: Classifier) -> int:
-    if config.samples is not None:
-        return config.samples
-    if set(SEARCH_METHODS).isdisjoint(config.methods):
-        return SAMPLES
-    return config.search.max_calls(settings.generator)
 
 
 def _shots(spec: MethodSpec, shots: Sequence[int], data: Benchmark) -> Iterable[int]:

@@ -11,16 +11,17 @@ from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.examples import names_passages
-from bottega.evaluation.methods import METHODS, SEARCH_METHODS
-from bottega.evaluation.searchers import reward_metric
+from bottega.evaluation.methods import METHODS, SAMPLING_METHODS, SEARCH_METHODS
+from bottega.evaluation.searchers import SAMPLES, reward_metric
 from bottega.prompting import LetteredPrompter, ReasoningPrompter
-from bottega.protocols import Prompter, turns_only
+from bottega.protocols import Generator, Prompter, turns_only
 from bottega.rationales import ACCURACY
 from bottega.recipes import Classifier, default_prompter
 from bottega.types import Candidate, Example, Prompt, Query
 
 PROBE = "why it is so"
 RATIONALES, NONE = "rationales", "none"
+PROMPT = "prompt"  # in a description: the prompt that the method chose
 
 Description = dict[str, str]
 
@@ -120,12 +121,12 @@ def describe_methods(
 def _differences(
     name: str, data: Benchmark, settings: Classifier, config: RunConfig
 ) -> Description:
-    """Return the differences from the recorded settings of the run, all settings of a search, and
-    the rule for the passages that `racc-swapped` excludes."""
+    """Return the differences from the recorded settings of the run, all settings of a search, the
+    number of samples, and the rule for the passages that `racc-swapped` excludes."""
     asking = method_settings(name, data, settings, config)
     found: Description = {}
     if asks_for_reasons(name, data, settings, config.rationales):
-        found |= {"prompt": "reasoned", "max_tokens": str(asking.sampling.max_tokens)}
+        found |= {PROMPT: "reasoned", "max_tokens": str(asking.sampling.max_tokens)}
     if name == "rcts" and data.rationale_prompt and asking.prompt is data.rationale_prompt:
         found["zero_shot_prompt"] = "without reasons"
     metric = reward_metric(data, config)
@@ -134,11 +135,22 @@ def _differences(
         found["mutual_reward"] = metric.name
     if name in SEARCH_METHODS:
         found |= config.search.description(name, settings.generator)
+    if name in SAMPLING_METHODS:
+        found["samples"] = str(sample_count(config, settings.generator))
     if name == "rcts-best-of-n" and config.order != "nearest-last":
         found["order"] = config.order
     if name == "racc-swapped" and not names_passages(data.items):
         found["relevance"] = data.relevance
     return found
+
+
+def sample_count(config: RunConfig, generator: Generator) -> int:
+    """Return how many samples `majority` and `best-of-n` choose from."""
+    if config.samples is not None:
+        return config.samples
+    if set(SEARCH_METHODS).isdisjoint(config.methods):
+        return SAMPLES
+    return config.search.max_calls(generator)
 
 
 def description_text(shown: Mapping[str, Mapping[str, str]]) -> str:

@@ -34,6 +34,11 @@ DATA, BENCHMARK, SEARCH = "data", "benchmark", "search"
 ORDERS = "item_orders"  # the setting that only runs of streams have
 PLANNED = "planned"  # a note: the methods of the last command
 SHOWN = "shown"  # a note: what the demonstrations of each method show
+# Parts of that note which older runs lack.
+DESCRIBED = (
+    *("rollouts", "candidates", "reward", "variant"),
+    *("children", "exploration", "early_stop", "samples"),
+)
 # Settings that follow from others, named only if nothing else differs.
 DERIVED = (DATA, ORDERS, "metrics", "model", "cold", "embedder", "embed")
 OPTIONS = {
@@ -300,6 +305,8 @@ class RunStore(AnswerStore):
             past, now = before.get(name, {}), shown[name]
             # The fingerprint of the data covers the rationales.
             keys = [key for key in (*now, *past) if key != "rationales"]
+            # Older runs do not describe all settings of a search. Their record covers these.
+            keys = [key for key in keys if key in past or key not in DESCRIBED]
             differing = [key for key in keys if past.get(key) != now.get(key)]
             if differing:
                 key = differing[0]

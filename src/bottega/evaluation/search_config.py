@@ -64,7 +64,7 @@ class SearchConfig:
             "candidates": str(self.fetch),
             "reward": f"both (alpha {self.alpha:g})" if reward == "both" else reward,
         }
-        if reward != "ensemble":
+        if reward != "ensemble" or name == "rcts":
             found["variant"] = self.variant
         if name == "rcts":
             found |= {"children": str(self.children), "exploration": f"{self.exploration:g}"}
