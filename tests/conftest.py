@@ -17,6 +17,7 @@ from hypothesis import Phase, settings
 from bottega._util.executor import Executor, LocalExecutor
 from bottega._util.ray_executor import RayExecutor
 from tests import server
+from tests.browser import PROGRAM, chromium
 from tests.milvus import RunningMilvus, running_milvus
 from tests.paths import ROOT
 from tests.postgres import PostgresServer, running_postgres
@@ -124,6 +125,15 @@ def whole_database(postgres: PostgresServer) -> Iterator[str]:
     url = postgres.create_database()
     yield url
     postgres.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the DevTools address of a running Chromium; the test is skipped without one."""
+    if PROGRAM is None:
+        pytest.skip("no Chromium on the PATH")
+    with chromium(tmp_path_factory.mktemp("browser") / "profile") as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

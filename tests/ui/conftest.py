@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import base64
+from asyncio import AbstractEventLoop
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 from starlette.routing import BaseRoute, Route
 
 from bottega.gateway.accounting.accounts import Account
@@ -18,7 +20,6 @@ from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from bottega.ui.app import gateway_routes
 from bottega.ui.bases import OpenBase
-from tests.browser import PROGRAM, chromium
 from tests.gateway.gateways import ENVIRONMENT, gateway_config, run_gateway
 from tests.server import Server, ok
 
@@ -91,12 +92,15 @@ def console(
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a Chromium that runs for all tests."""
-    if PROGRAM is None:
-        pytest.skip("no Chromium on the PATH")
-    with chromium(tmp_path_factory.mktemp("browser") / "profile") as address:
-        yield address
+def connection(browser: str) -> Iterator[tuple[Browser, AbstractEventLoop]]:
+    """Playwright's browser and its event loop, which never returns. Fixtures mark the loop as
+    running only while a page is open, since its thread also runs asynchronous tests."""
+    with sync_playwright() as playwright:
+        loop = asyncio.get_running_loop()
+        opened = playwright.chromium.connect_over_cdp(browser)
+        asyncio._set_running_loop(None)
+        yield opened, loop
+        asyncio._set_running_loop(loop)
 
 
 @pytest.fixture
@@ -106,13 +110,17 @@ def page_errors() -> list[str]:
 
 
 @pytest.fixture
-def page(browser: str, page_errors: list[str]) -> Iterator[Page]:
-    """A page whose console errors and exceptions fail the test. Playwright runs for this test
-    alone: while it runs, its thread cannot run asynchronous tests."""
-    with sync_playwright() as playwright:
-        context = playwright.chromium.connect_over_cdp(browser).new_context()
+def page(connection: tuple[Browser, AbstractEventLoop], page_errors: list[str]) -> Iterator[Page]:
+    """A page whose console errors and exceptions fail the test. Meanwhile, its thread cannot run
+    asynchronous tests."""
+    opened, loop = connection
+    asyncio._set_running_loop(loop)
+    try:
+        context = opened.new_context()
         yield from _watched(context.new_page(), page_errors)
         context.close()
+    finally:
+        asyncio._set_running_loop(None)
     assert page_errors == []
 
 

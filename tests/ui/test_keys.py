@@ -38,10 +38,10 @@ def test_a_key_is_created_limited_rotated_and_revoked(
         row.get_by_label("Requests per minute").fill("7")
         row.get_by_label("Last valid day").fill("2099-12-31")
         row.get_by_role("button", name="Save").click()
+        expect(page.locator(f"#key-{account.id}")).to_contain_text("2099-12-31")
         changed = accounts.find(account.id)
         assert changed is not None and changed.requests_per_minute == 7
         assert changed.expires is not None and changed.usd_per_month == 0.5
-        expect(page.locator(f"#key-{account.id}")).to_contain_text("2099-12-31")
 
         row.locator("summary").click()
         row.get_by_role("button", name="Rotate").click()
