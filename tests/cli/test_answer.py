@@ -280,7 +280,10 @@ def test_the_log_shortens_answers_and_shows_ids_that_explain_finds(run: Run) -> 
     _, *rows = run("log", "--traces", "gateway.db").out.splitlines()
     assert sorted(row.split()[0] for row in rows) == [id[:16] for id in ids]
     assert all(len(row) < 300 for row in rows)
-    assert run("explain", rows[0].split()[0], "--traces", "gateway.db").code == 0
+    # One row is also unique among the traces that it does not show.
+    _, row = run("log", "--traces", "gateway.db", "-n", 1).out.splitlines()
+    assert row in rows
+    assert run("explain", row.split()[0], "--traces", "gateway.db").code == 0
 
 
 def test_equal_replies_are_counted(run: Run) -> None:
@@ -296,7 +299,9 @@ def test_a_missing_file_of_traces_is_an_error(run: Run) -> None:
     for command in (("log",), ("explain", "4f1c9a2b")):
         refused = run(*command, "--traces", "missing.db")
         assert (refused.code, "missing.db does not exist" in refused.err) == (1, True)
-    assert not Path("missing.db").exists()
+        nothing = run(*command)
+        assert (nothing.code, "no answer is recorded yet" in nothing.err) == (1, True)
+    assert not list(Path.cwd().glob("*.db"))
 
 
 def test_the_log_states_why_a_tier_answered_and_where_examples_are_from(run: Run) -> None:

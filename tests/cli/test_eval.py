@@ -243,6 +243,25 @@ def test_traces_of_a_control_show_its_question(run: Run, served: Server) -> None
     assert f"image:    {log['traces'][0]['images'][0]}" in text
 
 
+def test_the_trees_of_a_run_are_explained(run: Run) -> None:
+    task = ("eval", "codes", "--limit", 2, "--methods", "top-k,rcts", "--out", "kept")
+    assert run(*task, "--traces", "none").code == 0
+    before = Path("kept/run.db").read_bytes()
+    for traces in ("kept", "kept/run.db"):
+        head, *rows = run("log", "--traces", traces).out.splitlines()
+        assert "tier" in head.split() and len(rows) == 4
+        _, *rows = run("log", "--traces", traces, "--tier", "rcts").out.splitlines()
+        assert len(rows) == 2 and all("rcts, 3 shots, codes" in row for row in rows)
+        id = rows[0].split()[0]
+        assert "● no demonstrations" in run("explain", id, "--traces", traces).out
+    assert run("log", "--traces", "kept", "--text", "NOWHERE").out.count("\n") == 1
+    assert Path("kept/run.db").read_bytes() == before
+    assert run(*task, "--traces", "none").code == 0  # the run is still complete
+    Path("empty").mkdir()
+    refused = run("explain", id, "--traces", "empty")
+    assert (refused.code, "empty holds no run" in refused.err) == (1, True)
+
+
 def test_eval_of_facts_reads_passages_by_default(run: Run, served: Server) -> None:
     served.answers = [ok("who knows")]
     done = run(

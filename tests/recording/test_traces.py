@@ -268,6 +268,21 @@ def test_traces_are_found_by_their_text(traces: TraceStore) -> None:
     assert traces.search(tier="nobody") == []
 
 
+def test_a_tier_of_an_evaluation_is_found_by_its_method(traces: TraceStore) -> None:
+    tiers = ("rcts, 3 shots, codes", "rcts-2, 3 shots, codes", "rcts")
+    traces.write(replace(trace(f"t{i}", i), tier=tier) for i, tier in enumerate(tiers))
+    assert [one.id for one in traces.search(tier="rcts")] == ["t2", "t0"]
+    assert [one.id for one in traces.search(tier="rcts, 3 shots")] == ["t0"]
+
+
+def test_shortened_ids_differ_from_all_stored_ones(traces: TraceStore) -> None:
+    traces.write(trace(id) for id in ("abcd1", "abcd2", "abx", "ab", "z"))
+    assert traces.unique_length([]) == traces.unique_length(["z"]) == 1
+    assert traces.unique_length(["abcd1"]) == 5
+    assert traces.unique_length(["ab"]) == 3
+    assert traces.get("abcd1"[: traces.unique_length(["z", "abx", "abcd1"])]).id == "abcd1"
+
+
 def test_images_are_stored_on_request_and_deleted_with_their_traces(traces: TraceStore) -> None:
     traces.write([answered("a", 1.0, "?", "x")], images=True)
     assert traces.image(solid_image(1).sha256) == solid_image(1)

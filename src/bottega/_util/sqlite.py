@@ -227,6 +227,19 @@ class FileKind:
         return StoreError(f"{path} failed: {error}", hint="check the disk and the file")
 
 
+# A file before its kind is known, for messages about damaged ones.
+ANY_FILE = FileKind("knowledge base, run or trace store", application_id=0, migrations=())
+
+
+def application_id(path: Path) -> int:
+    """Return the application id of an SQLite file, 0 for other files. Raises `StoreError`."""
+    with ANY_FILE.translated(path_text(path)), path.open("rb") as file:
+        if not file.read(16).startswith(b"SQLite format 3"):
+            return 0
+    with ANY_FILE.connected(path, create=False, busy_seconds=1.0) as connection:
+        return int(connection.execute("PRAGMA application_id").fetchone()[0])
+
+
 def _damaged(path: str, error: Exception) -> StoreError:
     return StoreError(
         f"{path} is damaged: {error}",

@@ -20,12 +20,20 @@ from bottega._util.locations import StoreLocation
 from bottega._util.postgres import is_postgres_url
 from bottega._util.ray_executor import RayExecutor, check_address
 from bottega.cli.output import waiting
-from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreError
+from bottega.errors import (
+    EmbeddingError,
+    NotFoundError,
+    SettingError,
+    StoreBusyError,
+    StoreError,
+)
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.source import read_options
 from bottega.evaluation.methods import METHODS
 from bottega.evaluation.retrieval import EXCLUDE, bundled_token_embedder
 from bottega.evaluation.retriever_factory import CachingEmbedder, CachingTokenEmbedder
+from bottega.evaluation.run_store import FILE
+from bottega.evaluation.run_traces import is_run_file, open_run_traces
 from bottega.generation import TransformersGenerator
 from bottega.knowledge import FlmrEmbedder
 from bottega.knowledge.embedders import names
@@ -312,10 +320,28 @@ def traces_location(given: StoreLocation | None) -> StoreLocation:
 
 
 def stored_traces(given: StoreLocation | None) -> TraceStore:
-    """Open traces to read them. Raises `StoreError` if the named file does not exist."""
-    if given is not None and given.file is not None and not given.file.exists():
-        raise StoreError(f"the trace store {given} does not exist", hint="check --traces")
-    return open_traces(given)
+    """Open traces to read them; `given` may be a run. Raises `NotFoundError` if they do not
+    exist."""
+    location = traces_location(given)
+    file = location.file
+    if file is None:
+        return open_traces(location)
+    if file.is_dir():
+        if not (file / FILE).is_file():
+            raise NotFoundError(
+                f"{file} holds no run",
+                hint="set --traces to a trace store, or to the --out folder of bottega eval or"
+                " stream",
+            )
+        file /= FILE
+    if not file.exists():
+        if given is None:
+            raise NotFoundError(
+                f"no answer is recorded yet: {file} does not exist",
+                hint="run bottega ask, classify or eval, or set --traces to another file",
+            )
+        raise NotFoundError(f"{file} does not exist", hint="check --traces")
+    return open_run_traces(file) if is_run_file(file) else TraceStore.open(file)
 
 
 def open_traces(given: StoreLocation | None) -> TraceStore:

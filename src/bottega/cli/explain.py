@@ -15,7 +15,7 @@ from bottega._util.locations import StoreLocation
 from bottega.cli.components import stored_traces
 from bottega.cli.inspection import print_trace
 from bottega.cli.knowledge_files import check_filled, open_rows
-from bottega.cli.options import Json, Namespace, TraceFile, knowledge_option
+from bottega.cli.options import Json, Namespace, RecordedTraces, knowledge_option
 from bottega.cli.output import console, note, print_json, say, shown
 from bottega.errors import SettingError
 from bottega.evaluation.page import ENDED, format_value, image_hashes, render_explanation
@@ -40,7 +40,7 @@ def explain(
         list[Path] | None,
         Option(metavar="FILE", help="Image of the question, for the page; may be repeated."),
     ] = None,
-    traces: TraceFile = None,
+    traces: RecordedTraces = None,
     namespace: Namespace = "",
     json: Json = False,
 ) -> None:

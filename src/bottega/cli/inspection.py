@@ -18,7 +18,14 @@ from bottega.bundled import bundled_folder
 from bottega.bundled.photo_model import NETWORKS
 from bottega.cli.components import stored_traces
 from bottega.cli.knowledge_files import none_here, open_rows, option_for, others
-from bottega.cli.options import Json, KnowledgeFile, Namespace, TraceFile, parse_time, timestamp
+from bottega.cli.options import (
+    Json,
+    KnowledgeFile,
+    Namespace,
+    RecordedTraces,
+    parse_time,
+    timestamp,
+)
 from bottega.cli.output import clock, note, plural, print_json, print_table, say
 from bottega.errors import NotFoundError, SettingError
 from bottega.generation import OpenAIGenerator
@@ -38,6 +45,7 @@ Since = Annotated[
     Option(metavar="TIME", parser=parse_time, help="Only rows at or after this local time."),
 ]
 MAX_LABELS = 10
+MIN_ID = 12  # characters of an id in a table; those of a gateway begin with req_ and their time
 MAX_TEXT = 48  # characters in a table
 DRAWINGS, PHOTOGRAPHS = "drawings", "photographs"
 # The kind of images that a bundled model answers about, and its description.
@@ -185,14 +193,15 @@ def log(
         ),
     ] = None,
     tier: Annotated[
-        str | None, Option(metavar="NAME", help="Only answers of this tier, such as master.")
+        str | None,
+        Option(metavar="NAME", help="Only answers of this tier, such as master or rcts."),
     ] = None,
     namespace: Annotated[
         str | None, Option(metavar="NAME", help="Only requests of this namespace of a gateway.")
     ] = None,
     since: Since = None,
     limit: Limit = 20,
-    traces: TraceFile = None,
+    traces: RecordedTraces = None,
     json: Json = False,
 ) -> None:
     """Show recent requests and their cost, newest first."""
@@ -210,10 +219,12 @@ def log(
             text or "", tier=tier, namespace=namespace, since=timestamp(since), limit=limit
         )
         summary = store.summary()
+        length = max(MIN_ID, store.unique_length([one.id for one in found]))
     if json:
         print_json({"summary": summary, "traces": found})
         return
-    length = _unique_length([t.id for t in found])
+    # Tiers of evaluations and gateways have names of their own.
+    has_tiers = any(t.tier != t.model for t in found)
     rows = [
         (
             t.id[:length],
@@ -221,6 +232,7 @@ def log(
             ", ".join(Path(file).name for file in t.files) or ("-" if t.images else ""),
             _shortened(t.question),
             t.model,
+            *([t.tier] if has_tiers else []),
             _shortened(t.answer.text if t.answer.valid else f"(invalid) {t.answer.text}"),
             len(t.demonstrations),
             t.usage.prompt_tokens,
@@ -229,18 +241,10 @@ def log(
         )
         for t in found
     ]
-    columns = ("id", "time", "file", "question", "model", "answer", "shots", "tokens", "seconds")
-    print_table((*columns, "USD"), rows)
+    tier_column = ["tier"] if has_tiers else []
+    columns = ("id", "time", "file", "question", "model", *tier_column, "answer")
+    print_table((*columns, "shots", "tokens", "seconds", "USD"), rows)
     note(f"{len(found)} of {summary.count} in {store.path}")
-
-
-def _unique_length(ids: Sequence[str]) -> int:
-    """Return a length at which the beginnings of the ids differ. Those of a gateway begin with
-    their time."""
-    length = 8
-    while len({id[:length] for id in ids}) < len(set(ids)):
-        length += 1
-    return length
 
 
 def _shortened(text: str) -> str:

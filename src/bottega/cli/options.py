@@ -271,6 +271,16 @@ TraceFile = Annotated[
         "BOTTEGA_TRACES, else the app folder).",
     ),
 ]
+RecordedTraces = Annotated[
+    StoreLocation | None,
+    Option(
+        "--traces",
+        metavar="FILE",
+        parser=StoreLocation.from_argument,
+        help="Trace database: a file, postgresql://USER@HOST/DATABASE, or the folder of a run of "
+        "bottega eval (default: BOTTEGA_TRACES, else the app folder).",
+    ),
+]
 PriceOption = Annotated[
     str | None,
     Option(

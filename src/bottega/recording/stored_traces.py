@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
@@ -231,6 +231,11 @@ def stored_trace(trace: Trace) -> StoredTrace:
         trace.compression,
         trace.reason,
     )
+
+
+def searchable_text(question: str, answer: str, files: Sequence[str]) -> str:
+    """Return the text that `TraceStore.search` compares."""
+    return path_text("\n".join((question, answer, *files))).casefold().replace("\0", "")
 
 
 def _demonstration(order: int, candidate: Candidate) -> StoredDemonstration:

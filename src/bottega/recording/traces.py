@@ -11,7 +11,13 @@ from pathlib import Path
 from bottega._util.postgres import postgres_url
 from bottega.errors import NotFoundError
 from bottega.image import Image, path_text
-from bottega.recording.stored_traces import StoredTrace, from_json, json_text, stored_trace
+from bottega.recording.stored_traces import (
+    StoredTrace,
+    from_json,
+    json_text,
+    searchable_text,
+    stored_trace,
+)
 from bottega.recording.trace_images import ImageFolder, ImageTable, TraceImages
 from bottega.recording.trace_tables import (
     TRACE_STORE,
@@ -34,6 +40,10 @@ INSERT_TEXT = (
     "INSERT INTO trace_texts (id, time, namespace, tier, text) VALUES (?1, ?2, ?3, ?4, ?5)"
     " ON CONFLICT (id) DO UPDATE SET time = excluded.time, namespace = excluded.namespace,"
     " tier = excluded.tier, text = excluded.text"
+)
+NEIGHBOURS = (
+    "SELECT (SELECT max(id) FROM trace_texts WHERE id < ?1),"
+    " (SELECT min(id) FROM trace_texts WHERE id > ?1)"
 )
 SUMS = (
     "SELECT count(*), coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0),"
@@ -120,12 +130,13 @@ class TraceStore:
         limit: int = 20,
     ) -> StoredTraces:
         """Return the newest traces whose question, answer or file names contain `text` in any case,
-        the newest first: those of a namespace, of a tier, older than `before` or not older than
-        `since` in unix seconds."""
+        the newest first: those of a namespace, older than `before`, not older than `since` in unix
+        seconds, or of a tier: `rcts` includes the tier `rcts, 3 shots, digits` of an evaluation.
+        """
         conditions = {
             "text LIKE {} ESCAPE '~'": f"%{_escaped(text)}%" if text else None,
             "namespace = {}": namespace,
-            "tier = {}": tier,
+            "(tier = {0} OR substr(tier, 1, length({0}) + 1) = {0} || ',')": tier,
             "t.time < {}": before,
             "t.time >= {}": since,
         }
@@ -140,6 +151,15 @@ class TraceStore:
         )
         with TRACE_STORE.reading(str(self.path)):
             return [from_json(body) for (body,) in rows]
+
+    def unique_length(self, ids: Sequence[str]) -> int:
+        """Return a length at which the beginnings of these ids differ from all other stored ids."""
+        length = 1
+        for id in ids:
+            [neighbours] = self._tables.execute(NEIGHBOURS, id)
+            while any(other and other[:length] == id[:length] for other in neighbours):
+                length += 1
+        return length
 
     def find(self, ids: Sequence[str]) -> dict[str, StoredTrace]:
         """Return the traces with these ids, without those that are not stored."""
@@ -200,8 +220,7 @@ def _rows(trace: Trace, namespace: str) -> Iterator[Statement]:
     if cost is not None and not math.isfinite(cost):  # a NaN would make all sums NaN
         cost = None
     yield INSERT, (trace.id, trace.time, *tokens, trace.seconds, cost, json_text(kept))
-    texts = "\n".join((kept.question, kept.answer.text, *kept.files))
-    text = path_text(texts).casefold().replace("\0", "")
+    text = searchable_text(kept.question, kept.answer.text, kept.files)
     yield INSERT_TEXT, (trace.id, trace.time, namespace, trace.tier, text)
 
 

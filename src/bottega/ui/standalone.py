@@ -12,7 +12,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from bottega._util.sqlite import FileKind
+from bottega._util.sqlite import application_id
 from bottega.errors import SettingError
 from bottega.evaluation.run_store import FILE, RUN_FILE
 from bottega.image import Image
@@ -29,8 +29,6 @@ from bottega.ui.pages import Link, Renderer
 from bottega.ui.requests import RequestPages
 from bottega.ui.sessions import Sessions
 
-# A file before its kind is known, for messages about damaged ones.
-ANY_FILE = FileKind("knowledge base, run or trace store", application_id=0, migrations=())
 REQUESTS = Link("/requests", "Requests")
 KNOWLEDGE = Link("/knowledge", "Knowledge base")
 CACHE = Link("/cache", "Cache")
@@ -69,20 +67,11 @@ def _kind(path: Path) -> str:
         return RUN_FILE.name
     if not path.is_file():
         raise SettingError(f"{path} does not exist", hint=NO_TARGET)
-    owner = _application_id(path)
+    owner = application_id(path)
     for kind in (RUN_FILE, KNOWLEDGE_BASE, TRACE_STORE):
         if kind.application_id == owner and (kind is not RUN_FILE or path.name == FILE):
             return kind.name
     raise SettingError(f"{path} is not a knowledge base, a run or a trace store", hint=NO_TARGET)
-
-
-def _application_id(path: Path) -> int:
-    """Return the application id of an SQLite file, 0 for other files. Raises `StoreError`."""
-    with path.open("rb") as file:
-        if not file.read(16).startswith(b"SQLite format 3"):
-            return 0
-    with ANY_FILE.connected(path, create=False, busy_seconds=1.0) as connection:
-        return int(connection.execute("PRAGMA application_id").fetchone()[0])
 
 
 def standalone_app(

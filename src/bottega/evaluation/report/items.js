@@ -178,7 +178,7 @@ class Items {
       }
     }
     const cost = trace
-      ? `${tokens.toLocaleString("en")} tokens · ${usd === null ? "cost unknown" : `${usd.toFixed(6)} USD`} · ${seconds} s · bottega log ${trace}`
+      ? `${tokens.toLocaleString("en")} tokens · ${usd === null ? "cost unknown" : `${usd.toFixed(6)} USD`} · ${seconds} s · bottega explain ${trace} --traces ${this.section.runs[row]}`
       : "no model was called";
     block.append(element("p", { class: "cost" }, cost));
     return block;

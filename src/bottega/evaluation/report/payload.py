@@ -137,6 +137,7 @@ def _section(
 ) -> dict[str, object]:
     return {
         "rows": [row.title for row in section.rows],
+        "runs": [row.run for row in section.rows],
         "items": [_item(item, texts, positions) for item in section.items],
         "answers": [
             [_answer(row, index, texts, positions) for index in range(section.item_count)]

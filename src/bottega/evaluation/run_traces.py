@@ -1,0 +1,83 @@
+"""Traces of a run's answers, read like those of a trace store."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+
+from bottega._util.sqlite import application_id
+from bottega.evaluation.run_store import BUSY_SECONDS, RUN_FILE
+from bottega.image import path_text
+from bottega.recording import TraceStore
+from bottega.recording.stored_traces import searchable_text
+from bottega.recording.trace_images import ImageFolder
+from bottega.recording.trace_tables import FileTables
+
+# Temporary tables: the file of the run does not change.
+TABLES = """
+CREATE TEMP TABLE run_traces (
+    id TEXT PRIMARY KEY, time REAL, prompt_tokens INTEGER, completion_tokens INTEGER,
+    cached_tokens INTEGER, seconds REAL, cost_usd REAL, method TEXT, shots INTEGER, place INTEGER
+);
+CREATE TEMP TABLE trace_texts (
+    id TEXT PRIMARY KEY, time REAL, namespace TEXT, tier TEXT, text TEXT
+);
+CREATE TEMP VIEW traces AS
+    SELECT run_traces.*, answers.trace AS body FROM run_traces
+    JOIN answers USING (method, shots, place)
+"""
+
+
+def is_run_file(file: Path) -> bool:
+    return application_id(file) == RUN_FILE.application_id
+
+
+def open_run_traces(file: Path) -> TraceStore:
+    """Open the traces in the file of a run, to read them. Raises `StoreError`."""
+    images = ImageFolder(file.with_name(f"{file.name}-images"))  # runs store none
+    return TraceStore(file, RunTables(file), images)
+
+
+class RunTables(FileTables):
+    """Tables of the traces in the file of a run, as they are when it is opened."""
+
+    def __init__(self, file: Path) -> None:
+        self._name = path_text(file)
+        self._lock = threading.Lock()
+        with RUN_FILE.translated(self._name):
+            self._connection = RUN_FILE.open(file, busy_seconds=BUSY_SECONDS)
+            try:
+                self._fill(self._connection)
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def _fill(self, connection: sqlite3.Connection) -> None:
+        for statement in TABLES.split(";"):
+            connection.execute(statement)
+        with RUN_FILE.reading(self._name):
+            for row, texts in _rows(connection):
+                connection.execute("REPLACE INTO run_traces VALUES (?,?,?,?,?,?,?,?,?,?)", row)
+                connection.execute("REPLACE INTO trace_texts VALUES (?,?,?,?,?)", texts)
+        connection.execute("PRAGMA query_only = ON")
+
+
+def _rows(
+    connection: sqlite3.Connection,
+) -> Iterator[tuple[tuple[object, ...], tuple[object, ...]]]:
+    """Yield the rows of both tables, with one trace in memory at a time."""
+    for body, *key in connection.execute(
+        "SELECT trace, method, shots, place FROM answers WHERE trace IS NOT NULL"
+    ):
+        trace = orjson.loads(body)
+        id, time, usage = trace["id"], trace["time"], trace["usage"]
+        tokens = (usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])
+        text = searchable_text(trace["question"], trace["answer"]["text"], trace.get("files", ()))
+        yield (
+            (id, time, *tokens, trace["seconds"], trace["cost_usd"], *key),
+            (id, time, "", trace["tier"], text),
+        )
