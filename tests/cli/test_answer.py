@@ -295,6 +295,14 @@ def test_equal_replies_are_counted(run: Run) -> None:
     assert "reply:    2 times leaf\n" in shown and "reply:    stem\n" in shown
 
 
+def test_reasons_are_shown_that_the_reply_lacks(run: Run) -> None:
+    with closing(TraceStore.open("reasoned.db")) as store:
+        store.write([replace(trace(), answer=Answer("dög", rationale="It barks."))])
+    for command in ("log", "explain"):
+        shown = run(command, "abc123", "--traces", "reasoned.db").out
+        assert "reply:    dög\nreasons:  It barks.\n" in shown
+
+
 def test_a_missing_file_of_traces_is_an_error(run: Run) -> None:
     for command in (("log",), ("explain", "4f1c9a2b")):
         refused = run(*command, "--traces", "missing.db")

@@ -135,6 +135,7 @@ def test_invalid_searches_are_refused(
 ) -> None:
     done = run(*SEARCH, *options)
     assert (done.code, problem in done.err, served.bodies) == (2, True, []), done.err
+    assert ("or --max-tokens" in done.err) == ("--search-tokens" in options)
 
 
 def test_options_that_need_others_are_refused(run: Run) -> None:
@@ -159,7 +160,13 @@ def test_ask_answers_from_compressed_passages(run: Run, facts: None) -> None:
         assert trace.compression == Compression("bundled", store, 8)
         assert len(trace.demonstrations) == 4 and len(trace.messages) == 1
         line = "8 tokens by the compressor bundled" + (f", store {store}" if store else "")
-        assert f"{line}\n" in run("log", trace.id).out
+        log = run("log", trace.id).out
+        assert f"{line}\n" in log
+        assert log.count(trace.demonstrations[0].text) == 1  # passages have no answer
+    done = run(*ask, "--json")
+    assert isinstance(done.json, dict)
+    texts = {one["text"] for one in done.json["demonstrations"]}
+    assert texts == {one.text for one in trace.demonstrations}
 
 
 def test_folders_that_do_not_belong_together_are_refused(run: Run, facts: None) -> None:

@@ -267,6 +267,7 @@ def test_unusable_data_is_rejected_before_a_model_is_loaded(
     )
     done = run("compress", "train", "c.toml", "--set", setting, *more)
     assert (done.code, expected in done.err) == (2, True)
+    assert "--retrieve" not in done.err  # this command has no such option
 
 
 def test_training_shows_all_passages_that_the_benchmark_scores(

@@ -347,7 +347,7 @@ def test_search_uses_candidates_of_a_late_interaction_checkpoint(
     assert done.code == 0, done.err
     rows = orjson.loads(Path("f").read_bytes())["results"]
     assert [(row["n"], row["failed"]) for row in rows] == [(2, 0), (2, 0)]
-    assert "add --retrieve hybrid" in run(*task, *more).err
+    assert "retrieve by hybrid" in run(*task, *more).err
 
 
 def test_methods_without_retrieval_ignore_the_retriever(run: Run, served: Server) -> None:

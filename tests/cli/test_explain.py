@@ -36,7 +36,7 @@ def pets_searched(run: Run, pets: Path) -> Trace:
 def test_the_tree_is_printed_with_the_chosen_path(run: Run, pets_searched: Trace) -> None:
     done = run("explain", "abc")
     assert done.code == 0
-    assert "ended after its rollouts; 81 requests, 162 calls" in done.out
+    assert "ended after its rollouts; 81 requests, 162 completions" in done.out
     assert sum("○" in line for line in done.out.splitlines()) == 40 - 4
     chosen = [line for line in done.out.splitlines() if "● " in line and "Q" in line]
     assert "no demonstrations" in chosen[0]

@@ -144,6 +144,7 @@ def test_passages_are_added_without_answers(run: Run, pets: Path) -> None:
         "Birds sing.": "",
         "Cats purr.": "",
     }
+    assert "Cats purr." in run("ls", "k.db").out
 
     assert run(*add, "--strict").code == 1
     for wrong, code, expected in (

@@ -224,6 +224,7 @@ def test_without_a_result_the_nearest_demonstrations_are_shown_once(
     reason: str,
     before: int,
     stream: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = kind(copies)
     with searching(tmp_path, model, limits) as (server, traces, warnings):
@@ -240,6 +241,8 @@ def test_without_a_result_the_nearest_demonstrations_are_shown_once(
     assert warnings == ["no search result"] * 2
     trace = traces[0]
     assert (trace.tier, trace.tree) == ("apprentice", None)
+    assert trace.reason.endswith(f"no search result: {reason}")
+    assert caplog.text.count(f"no search result: {reason} (logged once") == 1
     assert [one.example.id for one in trace.candidates] == ["e1", "e0"]
     assert len(model.calls) == 2 * (before + 1)
     answered = [one for one in model.calls[: before + 1] if not one.sampling.temperature]

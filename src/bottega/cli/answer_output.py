@@ -70,7 +70,16 @@ def _label(answer: Answer) -> dict[str, object]:
 
 
 def _shown(candidates: Sequence[Candidate]) -> list[dict[str, object]]:
-    return [{"id": c.example.id, "answer": c.example.answer, "score": c.score} for c in candidates]
+    """Return the demonstrations; `text` is that of the passage or question."""
+    return [
+        {
+            "id": c.example.id,
+            "text": c.example.query.text,
+            "answer": c.example.answer,
+            "score": c.score,
+        }
+        for c in candidates
+    ]
 
 
 def answer_document(trace: Trace) -> dict[str, object]:

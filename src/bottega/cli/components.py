@@ -151,7 +151,7 @@ def open_embedder(spec: str, load: OpenEmbedder = names.open_embedder) -> Embedd
     except EmbeddingError as error:
         raise EmbeddingError(
             str(error),
-            hint="set --embed to photos, bundled, pixels, words, minilm, dual, or a"
+            hint="use the embedder photos, bundled, pixels, words, minilm, dual, or a"
             " sentence-transformers folder or id (needs a network once)",
         ) from error
 
@@ -163,12 +163,12 @@ def check_retrieve(name: str, embed: str = BUNDLED) -> None:
     if name == "hybrid" and embed != BUNDLED and not embed.startswith(FLMR):
         raise SettingError(
             f"hybrid needs token vectors of the bundled model or PreFLMR, got {embed}",
-            hint="remove --embed, set --embed flmr:FOLDER, or set --retrieve dual",
+            hint="use the embedder bundled or flmr:FOLDER, or retrieve by dual",
         )
     if name != "hybrid" and embed.startswith(FLMR):
         raise SettingError(
             f"{embed} computes several vectors per question, which {name} does not support",
-            hint="add --retrieve hybrid",
+            hint="retrieve by hybrid",
         )
 
 

@@ -57,7 +57,7 @@ def explain(
             tree = found.tree
             say(
                 f"search:   ended {ENDED[tree.ended]}; {tree.requests} requests, {tree.calls}"
-                " calls; ● is the chosen sequence"
+                " completions; ● is the chosen sequence"
             )
             names = [_name(one, found.question) for one in tree.demonstrations]
             root = Tree(_line(names, tree.root, chosen=True), guide_style="dim")

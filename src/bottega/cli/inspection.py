@@ -93,7 +93,11 @@ def ls(
     if json:
         print_json([_to_dict(example) for example in examples])
         return
-    rows = [(e.id, e.answer, _image_sizes(e), e.source or "-") for e in examples]
+    rows = [
+        # A passage has a text and no answer.
+        (e.id, e.answer or _shortened(e.query.text), _image_sizes(e), e.source or "-")
+        for e in examples
+    ]
     print_table(("id", "answer", "image", "source"), rows)
     say(f"{len(examples)} of {total} examples")
 
@@ -351,14 +355,21 @@ def print_trace(trace: StoredTrace) -> None:
         say(f"image:    {sha256}")
     if trace.reason:
         say(f"route:    {trace.reason}")
-    rows = [(d.order, d.answer, d.score, d.id, d.source or "-") for d in trace.demonstrations]
+    rows = [
+        (d.order, d.answer or _shortened(d.text), d.score, d.id, d.source or "-")
+        for d in trace.demonstrations
+    ]
     if rows:
-        print_table(("position", "answer", "score", "example", "source"), rows)
+        answer = "answer" if any(d.answer for d in trace.demonstrations) else "passage"
+        print_table(("position", answer, "score", "example", "source"), rows)
     if (one := trace.compression) is not None:
         store = f", store {one.store}" if one.store else ""
         say(f"prefix:   {one.tokens} tokens by the compressor {one.compressor}{store}")
     for text, count in Counter(one.text for one in trace.completions).items():
         say(f"reply:    {f'{count} times ' if count > 1 else ''}{text}")
+    reasons = trace.answer.rationale
+    if reasons and not any(reasons in one.text for one in trace.completions):
+        say(f"reasons:  {reasons}")  # a gateway sends the answer without them
     confidence = trace.answer.confidence
     confidence_text = "" if confidence is None else f"  (confidence {confidence:.2f})"
     say(f"answer:   {trace.answer.text if trace.answer.valid else 'invalid'}{confidence_text}")

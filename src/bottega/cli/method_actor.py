@@ -307,5 +307,5 @@ def check_images(data: Benchmark, retrieve: str) -> None:
         raise SettingError(
             f"retrieval by {retrieve} needs images, got {missing} questions or passages of"
             f" {data.name} without one",
-            hint="set --retrieve text, dual or hybrid",
+            hint="retrieve by text, dual or hybrid",
         )

@@ -36,7 +36,7 @@ from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.drafts import SEND
 from bottega.gateway.errors import MisconfiguredError, reason_of, unsupported_request
 from bottega.gateway.jobs import ChatJob, ChatResult, ChatStream, replayed_chunks
-from bottega.gateway.ports import PrefixUpstream, ServedTier, TierPassages, UpstreamCall
+from bottega.gateway.ports import SEARCHED, PrefixUpstream, ServedTier, TierPassages, UpstreamCall
 from bottega.gateway.reasoning import (
     HiddenChunks,
     Trim,
@@ -350,7 +350,7 @@ class _JobSteps(Generic[Outcome]):
             return None
         if job.record.has_left():
             raise asyncio.CancelledError
-        job.record.search = "rcts"
+        job.record.search = SEARCHED
         return found
 
     async def _build_call(self, served: ServedTier, shown: Sequence[Candidate]) -> UpstreamCall:

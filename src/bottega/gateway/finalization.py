@@ -15,7 +15,7 @@ from bottega.gateway.accounting.limiter import BudgetError, TokenEstimates
 from bottega.gateway.calls import Bill, fitting
 from bottega.gateway.completion import Completer
 from bottega.gateway.jobs import ChatJob, ChatResult, TenantQuery
-from bottega.gateway.ports import RequestRecord, ServedTier, UpstreamCall
+from bottega.gateway.ports import SEARCHED, RequestRecord, ServedTier, UpstreamCall
 from bottega.gateway.request_prompts import request_prompt
 from bottega.gateway.response_cache import CachedReply, ReplyCache, is_repeatable
 from bottega.gateway.telemetry.logs import WarningLogger
@@ -121,8 +121,16 @@ def _trace(job: ChatJob, query: TenantQuery, result: ChatResult) -> Trace:
         dismissed=tuple(_reply(one) for _, one in result.dismissed),
         tree=call.tree,
         compression=call.compression,
-        reason=record.route_reason,
+        reason=_reason(record),
     )
+
+
+def _reason(record: RequestRecord) -> str:
+    """Return the reason for the tier, and why its search had no result."""
+    if record.search in ("", SEARCHED):
+        return record.route_reason
+    failure = f"no search result: {record.search}"
+    return f"{record.route_reason}; {failure}" if record.route_reason else failure
 
 
 def _reply(completed: ChatCompletion) -> Reply:

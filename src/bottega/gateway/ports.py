@@ -20,6 +20,8 @@ from bottega.recipes.limited_search import FETCH, SearchLimits
 from bottega.routing import ShadowSampler
 from bottega.types import Candidate, Compression, Example, Prefix, Prompt, Query, SearchTree, Usage
 
+SEARCHED = "rcts"  # RequestRecord.search after a search with a result
+
 
 @dataclass(frozen=True)
 class TierCapabilities:
@@ -219,7 +221,7 @@ class RequestRecord:
     reason: str = ""  # for a failure, or for passing through without routing
     shots: int = 0
     similarity: float | None = None
-    search: str = ""  # "rcts", or why a search had no result
+    search: str = ""  # SEARCHED, or why a search had no result
     usage: Usage = NO_USAGE
     cost_usd: float | None = 0.0
     dismissed_usd: float = 0.0

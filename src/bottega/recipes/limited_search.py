@@ -19,6 +19,7 @@ ROLLOUTS, FETCH, SECONDS = 10, 20, 60.0
 PROBES = 5  # samples of the self-consistency reward, and questions of the mutual reward
 ENSEMBLE = 15
 FIRST_ANSWERS = 3  # without demonstrations, with the nearest ones, with a sampled branch
+OR_LOWER = "or lower the limit of tokens per completion (max_tokens or --max-tokens)"
 
 Reason = Literal["timeout", "budget", "failed"]
 
@@ -71,7 +72,7 @@ class SearchLimits:
                     f"{name(setting)} is a budget smaller than one rollout, got {given}: the first"
                     f" rollout needs {self.rollout_calls} completions{limit}",
                     hint=f"set it to {least} or more, or remove it"
-                    + (", or lower the limit of tokens per completion" if limit else ""),
+                    + (f", {OR_LOWER}" if limit else ""),
                 )
 
     def tree_search(
@@ -134,8 +135,7 @@ def _too_small() -> SearchError:
     return SearchError(
         "the budget of the search is smaller than one rollout of this request",
         "budget",
-        hint="raise the token limit of the search (search_tokens or --search-tokens), or lower"
-        " max_tokens",
+        hint=f"raise the token limit of the search (search_tokens or --search-tokens), {OR_LOWER}",
     )
 
 

@@ -36,6 +36,7 @@ from bottega.errors import (
 from bottega.gateway.accounting.database import Entry
 from bottega.gateway.errors import MisconfiguredError
 from bottega.openai_api.endpoint import redactor
+from bottega.recipes.limited_search import SearchError
 
 Scrub = Callable[[str], str]
 
@@ -99,6 +100,8 @@ class WarningLogger:
     def __call__(self, problem: str, error: BottegaError | None = None) -> None:
         self._count(problem)
         kind = "" if error is None else type(error).__name__
+        if isinstance(error, SearchError):
+            kind = error.reason
         if (problem, kind) not in self._logged:
             self._logged.add((problem, kind))
             log.warning(
