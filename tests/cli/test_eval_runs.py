@@ -175,7 +175,7 @@ def test_custom_jsonl_data_are_evaluated(run: Run, served: Server) -> None:
     assert "short phrase" in str(served.bodies[-1])
     assert "Choices" not in str(served.bodies[-1])
     unsupported = run("eval", "jsonl:free", "--methods", "top-k", "--model", "openai:m")
-    assert (unsupported.code, "--retrieve text" in unsupported.err) == (2, True)
+    assert (unsupported.code, "retrieve by text" in unsupported.err) == (2, True)
     assert (
         run("eval", "jsonl:free", "--methods", "top-k", "--retrieve", "text", *options[2:]).code
         == 0
