@@ -224,7 +224,10 @@ def test_one_process_trains_in_a_folder(
     assert other is not None
     with other:
         done = run("compress", "train", write_config())
-    assert (done.code, "another process trains the compressor in made" in done.err) == (1, True)
+    assert (done.code, "another process is training the compressor in made" in done.err) == (
+        1,
+        True,
+    )
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["lock"]
 
 
@@ -267,7 +270,7 @@ def test_unusable_data_is_rejected_before_a_model_is_loaded(
     )
     done = run("compress", "train", "c.toml", "--set", setting, *more)
     assert (done.code, expected in done.err) == (2, True)
-    assert "--retrieve" not in done.err  # this command has no such option
+    assert ("(retrieve or --retrieve) to text" in done.err) == (setting == "retrieve=image")
 
 
 def test_training_shows_all_passages_that_the_benchmark_scores(

@@ -175,7 +175,7 @@ def test_custom_jsonl_data_are_evaluated(run: Run, served: Server) -> None:
     assert "short phrase" in str(served.bodies[-1])
     assert "Choices" not in str(served.bodies[-1])
     unsupported = run("eval", "jsonl:free", "--methods", "top-k", "--model", "openai:m")
-    assert (unsupported.code, "retrieve by text" in unsupported.err) == (2, True)
+    assert (unsupported.code, "(retrieve or --retrieve) to text" in unsupported.err) == (2, True)
     assert (
         run("eval", "jsonl:free", "--methods", "top-k", "--retrieve", "text", *options[2:]).code
         == 0
@@ -203,7 +203,7 @@ def test_rcts_rewards_the_reasons_for_its_answers(run: Run, pets: Path, served: 
     assert expected.items() < shown["rcts"].items()
     assert shown["rcts"]["reward"] == "both (alpha 0.2)"
     assert shown["top-k"] == {"rationales": "none"}
-    noted = "the prompt of rcts asks for reasons (up to 512 tokens), that of top-k does not"
+    noted = "the prompt of rcts asks for reasons (up to 512 tokens), but that of top-k does not"
     assert noted in done.err
     with sqlite3.connect("kept/run.db") as run_file:
         trees = run_file.execute("SELECT json_extract(trace, '$.tree') FROM answers").fetchall()

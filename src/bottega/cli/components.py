@@ -129,6 +129,9 @@ def local_model(spec: str, trust_remote_code: bool = False) -> TransformersGener
 
 
 OpenEmbedder = Callable[[str], Embedder]
+# Hints name both: most commands have options, compress train has the settings of a file.
+SET_EMBED = "set the embedder (embed or --embed) to"
+SET_RETRIEVE = "set the retrieval method (retrieve or --retrieve) to"
 
 
 @contextmanager
@@ -151,7 +154,7 @@ def open_embedder(spec: str, load: OpenEmbedder = names.open_embedder) -> Embedd
     except EmbeddingError as error:
         raise EmbeddingError(
             str(error),
-            hint="use the embedder photos, bundled, pixels, words, minilm, dual, or a"
+            hint=f"{SET_EMBED} photos, bundled, pixels, words, minilm, dual, or a"
             " sentence-transformers folder or id (needs a network once)",
         ) from error
 
@@ -163,12 +166,12 @@ def check_retrieve(name: str, embed: str = BUNDLED) -> None:
     if name == "hybrid" and embed != BUNDLED and not embed.startswith(FLMR):
         raise SettingError(
             f"hybrid needs token vectors of the bundled model or PreFLMR, got {embed}",
-            hint="use the embedder bundled or flmr:FOLDER, or retrieve by dual",
+            hint=f"{SET_EMBED} bundled or flmr:FOLDER, or {SET_RETRIEVE} dual",
         )
     if name != "hybrid" and embed.startswith(FLMR):
         raise SettingError(
             f"{embed} computes several vectors per question, which {name} does not support",
-            hint="retrieve by hybrid",
+            hint=f"{SET_RETRIEVE} hybrid",
         )
 
 
@@ -320,8 +323,8 @@ def traces_location(given: StoreLocation | None) -> StoreLocation:
 
 
 def stored_traces(given: StoreLocation | None) -> TraceStore:
-    """Open traces to read them; `given` may be a run. Raises `NotFoundError` if they do not
-    exist."""
+    """Open a trace store, or the traces of a run, for reading. Raises `NotFoundError` if there is
+    none."""
     location = traces_location(given)
     file = location.file
     if file is None:
@@ -330,7 +333,7 @@ def stored_traces(given: StoreLocation | None) -> TraceStore:
         if not (file / FILE).is_file():
             raise NotFoundError(
                 f"{file} holds no run",
-                hint="set --traces to a trace store, or to the --out folder of bottega eval or"
+                hint="set --traces to a trace database, or to the --out folder of bottega eval or"
                 " stream",
             )
         file /= FILE
@@ -340,7 +343,9 @@ def stored_traces(given: StoreLocation | None) -> TraceStore:
                 f"no answer is recorded yet: {file} does not exist",
                 hint="run bottega ask, classify or eval, or set --traces to another file",
             )
-        raise NotFoundError(f"{file} does not exist", hint="check --traces")
+        raise NotFoundError(
+            f"{file} does not exist", hint="set --traces to an existing file or folder"
+        )
     return open_run_traces(file) if is_run_file(file) else TraceStore.open(file)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bottega.cli.answer import parse_order
 from bottega.cli.components import (
+    SET_RETRIEVE,
     check_prompt,
     local_model,
     open_prices,
@@ -307,5 +308,5 @@ def check_images(data: Benchmark, retrieve: str) -> None:
         raise SettingError(
             f"retrieval by {retrieve} needs images, got {missing} questions or passages of"
             f" {data.name} without one",
-            hint="retrieve by text, dual or hybrid",
+            hint=f"{SET_RETRIEVE} text, dual or hybrid",
         )
