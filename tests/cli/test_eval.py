@@ -347,7 +347,7 @@ def test_search_uses_candidates_of_a_late_interaction_checkpoint(
     assert done.code == 0, done.err
     rows = orjson.loads(Path("f").read_bytes())["results"]
     assert [(row["n"], row["failed"]) for row in rows] == [(2, 0), (2, 0)]
-    assert "retrieve by hybrid" in run(*task, *more).err
+    assert "(retrieve or --retrieve) to hybrid" in run(*task, *more).err
 
 
 def test_methods_without_retrieval_ignore_the_retriever(run: Run, served: Server) -> None:
@@ -531,7 +531,7 @@ def test_passages_are_not_counted_as_labelled_examples(run: Run) -> None:
         ("top-k,majority", "--fetch 30", "--fetch needs rcts or rcts-flat or"),
         ("zero-shot", "--preset released", "remove --preset, or add rcts to --methods"),
         ("rcts", "--samples 9", "--samples needs majority or best-of-n, got rcts"),
-        ("rcts", "--reward self", "the reward self needs rationales, which the demonstrations of"),
+        ("rcts", "--reward self", "after demonstrations with rationales; those of codes show none"),
         ("rcts", "--reward both --alpha 0.3", "set --reward ensemble or mutual"),
         ("rcts-flat", "--variant released", "got rcts-flat with the reward ensemble"),
     ],

@@ -323,9 +323,8 @@ def evaluate(
         "--no-early-stop": None if early_stop else True,
         "--samples": samples,
     }
-    if (
-        out is None or not (out / FILE).exists()
-    ):  # a stored run needs the options of all its methods
+    # A resumed run repeats its options, also those of methods that are not run now.
+    if out is None or not (out / FILE).exists():
         given = [name for name, value in options.items() if value is not None]
         check_method_options(given, config, data, settings)
     data = passages_only(data, config.methods)

@@ -183,8 +183,8 @@ def note_prompts(shown: Mapping[str, Description], runs: Sequence[MethodResult])
     if reasoned and others:
         tokens = shown[reasoned[0]]["max_tokens"]
         note(
-            f"the prompt of {', '.join(reasoned)} asks for reasons (up to {tokens} tokens), that of"
-            f" {', '.join(others)} does not; for an equal comparison set --prompt reasoned"
+            f"the prompt of {', '.join(reasoned)} asks for reasons (up to {tokens} tokens), but"
+            f" that of {', '.join(others)} does not; for an equal comparison, set --prompt reasoned"
         )
 
 

@@ -260,7 +260,8 @@ def check_compressor(config: RunConfig, hyper: object | None = None) -> None:
 def check_method_options(
     given: Collection[str], config: RunConfig, data: Benchmark, settings: Classifier
 ) -> None:
-    """Raise `SettingError` for the first given option that no method of the run uses."""
+    """Raise `SettingError` for a given option that has no effect on the methods of the run, and for
+    a reward that needs rationales without any."""
     uses = {
         **dict.fromkeys(TREE_OPTIONS, ("rcts",)),
         **dict.fromkeys(SEARCH_OPTIONS, SEARCH_METHODS),
@@ -275,19 +276,18 @@ def check_method_options(
     reward = config.search.reward_for(settings.generator)
     if "--reward" in given and reward in ("self", "both") and turns_only(settings.generator):
         explained = methods_with_rationales(config.methods, data, settings, config.rationales)
-        if set(SEARCH_METHODS).isdisjoint(
-            explained
-        ):  # such a model gives a reason only after others
+        # A model of short turns writes a rationale only if its demonstrations show some.
+        if set(SEARCH_METHODS).isdisjoint(explained):
             raise SettingError(
-                f"the reward {reward} needs rationales, which the demonstrations of {data.name}"
-                f" lack for {settings.generator.name}",
+                f"the reward {reward} needs rationales, which {settings.generator.name} writes only"
+                f" after demonstrations with rationales; those of {data.name} show none",
                 hint="set --reward ensemble or mutual",
             )
     if "--alpha" in given:
         config.search.check_alpha(settings.generator)
     if "--variant" in given and reward == "ensemble" and "rcts" not in config.methods:
         raise SettingError(
-            "the variants differ in rcts and in the rewards of the paper, got"
+            "--variant changes only rcts and the rewards self, mutual and both, got"
             f" {', '.join(config.methods)} with the reward ensemble",
             hint="remove --variant, or set --reward mutual",
         )

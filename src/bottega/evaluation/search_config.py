@@ -52,8 +52,8 @@ class SearchConfig:
         """Raise `SettingError` if the reward does not use `alpha`."""
         if (reward := self.reward_for(generator)) != "both":
             raise SettingError(
-                f"alpha weighs the two parts of the reward both, got the reward {reward}",
-                hint="leave --alpha out, or set --reward both",
+                f"--alpha weights the two parts of the reward both, got the reward {reward}",
+                hint="remove --alpha, or set --reward both",
             )
 
     def description(self, name: str, generator: Generator) -> dict[str, str]:
