@@ -83,7 +83,7 @@ def chromium(profile: Path) -> Iterator[str]:
         [
             PROGRAM,
             *("--headless", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage", *sandbox),
-            "--disable-back-forward-cache",  # left pages would keep their processes
+            "--disable-back-forward-cache",  # cached pages would keep their processes
             *(f"--user-data-dir={profile}", "--remote-debugging-port=0", "about:blank"),
         ],
         stderr=subprocess.DEVNULL,

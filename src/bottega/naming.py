@@ -101,8 +101,8 @@ def default_model(embedder: Embedder) -> str:
 
 
 def model_for(embed: str, benchmark: str = "") -> str:
-    """Return the name of the model simulated for a benchmark, else of the bundled model with the
-    vision tower of the embedder of this name."""
+    """Return the name of the simulated model of a benchmark that has one, else of the bundled model
+    with the vision tower of the embedder."""
     simulated = f"simulated:{benchmark.partition(':')[0]}"
     if simulated == SIMULATED:
         return simulated

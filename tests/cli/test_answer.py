@@ -292,7 +292,7 @@ def test_equal_replies_are_counted(run: Run) -> None:
         completions = tuple(Completion(text) for text in ("leaf", "stem", "leaf"))
         store.write([replace(one, reply=replace(one.reply, completions=completions))])
     shown = run("log", one.id, "--traces", "votes.db").out
-    assert "reply:    2 times leaf\n" in shown and "reply:    stem\n" in shown
+    assert "reply:    (2 times) leaf\n" in shown and "reply:    stem\n" in shown
 
 
 def test_reasons_are_shown_that_the_reply_lacks(run: Run) -> None:

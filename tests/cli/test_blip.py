@@ -192,7 +192,7 @@ def test_training_of_an_earlier_version_continues(run: Run, models: dict[str, Pa
     assert (refused.code, "another relevance" in refused.err) == (1, True)
     assert 'set relevance = "words"' in refused.err
     words = ("--set", "relevance=words")
-    saved.unlink()  # the training is not finished then
+    saved.unlink()  # without it, the training is unfinished
     again = run(*train, *words)
     assert (again.code, "resuming from the checkpoint" in again.err) == (0, True)
     refused = run(*train, *words, "--set", "pipe=false")

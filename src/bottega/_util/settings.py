@@ -211,7 +211,9 @@ def _setting_error(error: ErrorDetails, path: SettingPath) -> SettingError:
     problem = f"must be {allowed}, got {described}"
     if error["loc"]:
         problem, example = f"item {int(error['loc'][0]) + 1} {problem}", f"[{example}]"
-    if kind == "greater_than" and isinstance(context["gt"], float):  # the limit is not allowed
+    if kind == "greater_than" and isinstance(
+        context["gt"], float
+    ):  # the limit itself is not allowed
         return path.error(problem, hint=f"set {path.name} above {example}")
     return path.error(problem, hint=f"write {path.name} = {example}")
 

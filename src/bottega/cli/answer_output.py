@@ -70,7 +70,7 @@ def _label(answer: Answer) -> dict[str, object]:
 
 
 def _shown(candidates: Sequence[Candidate]) -> list[dict[str, object]]:
-    """Return the demonstrations; `text` is that of the passage or question."""
+    """Return the demonstrations; `text` is the passage, or the question of an example."""
     return [
         {
             "id": c.example.id,

@@ -99,7 +99,7 @@ def train_compressor(plan: Plan, *, trust_remote_code: bool = False) -> bool:
         _lock(settings.out),
     ):
         _check_folder(replace(plan, compressor=config), objective, data)
-        if (settings.out / SETTINGS).exists():  # also without its checkpoint
+        if (settings.out / SETTINGS).exists():  # also if its checkpoint was deleted
             note(f"{settings.out} holds the finished compressor of this training")
             return True
         racc = new_compressor(config, objective, seed=plan.training.seed, pipe=settings.pipe)
@@ -141,7 +141,7 @@ def _read_benchmark(settings: Settings) -> Benchmark:
 
 
 def _searched(data: Benchmark) -> Benchmark:
-    """Return the passages, with the training questions as items."""
+    """Return a benchmark of the passages, with the training questions as its items."""
     return replace(data, knowledge=passages_of(data), items=training_items(data))
 
 
@@ -185,14 +185,14 @@ def _training_examples(
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder: both would write its checkpoint. Raises
-    `StoreBusyError`."""
+    """Lock the folder of a training: two processes would overwrite each other's checkpoints.
+    Raises `StoreBusyError`."""
     with os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = lock_file(folder / LOCK)
     if lock is None:
         raise StoreBusyError(
-            f"another process trains the compressor in {folder}",
+            f"another process is training the compressor in {folder}",
             hint="wait until it finishes, or name another folder as out",
         )
     with lock:

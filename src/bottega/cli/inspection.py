@@ -267,7 +267,7 @@ def models(
     """List the models that --model accepts."""
     rows = [
         *_bundled_models(),
-        (SIMULATED, "simulated", "reads the task codes by a fixed procedure"),
+        (SIMULATED, "simulated", "answers the task codes by a fixed procedure"),
     ]
     if endpoint:
         names = asyncio.run(_at_endpoint())
@@ -366,7 +366,7 @@ def print_trace(trace: StoredTrace) -> None:
         store = f", store {one.store}" if one.store else ""
         say(f"prefix:   {one.tokens} tokens by the compressor {one.compressor}{store}")
     for text, count in Counter(one.text for one in trace.completions).items():
-        say(f"reply:    {f'{count} times ' if count > 1 else ''}{text}")
+        say(f"reply:    {f'({count} times) ' if count > 1 else ''}{text}")
     reasons = trace.answer.rationale
     if reasons and not any(reasons in one.text for one in trace.completions):
         say(f"reasons:  {reasons}")  # a gateway sends the answer without them

@@ -277,7 +277,7 @@ RecordedTraces = Annotated[
         "--traces",
         metavar="FILE",
         parser=StoreLocation.from_argument,
-        help="Trace database: a file, postgresql://USER@HOST/DATABASE, or the folder of a run of "
+        help="Trace database: a file, postgresql://USER@HOST/DATABASE, or the --out folder of "
         "bottega eval (default: BOTTEGA_TRACES, else the app folder).",
     ),
 ]

@@ -21,7 +21,7 @@ from bottega.types import Candidate, Example, Prompt, Query
 
 PROBE = "why it is so"
 RATIONALES, NONE = "rationales", "none"
-PROMPT = "prompt"  # in a description: the prompt that the method chose
+PROMPT = "prompt"  # key of a description, only of methods that ask for reasons by default
 
 Description = dict[str, str]
 
@@ -104,8 +104,8 @@ def methods_with_rationales(
 def describe_methods(
     data: Benchmark, settings: Classifier, config: RunConfig, source: str
 ) -> dict[str, Description]:
-    """Return what the methods with demonstrations show the model: the source of the rationales, and
-    the prompt if it is chosen by the method.
+    """Return the settings of each method with demonstrations: the source of its rationales, its
+    prompt if the method selects it, and the settings of its search.
 
     `source` is that of `rationale_source`. Raises `SettingError` as `methods_with_rationales`.
     """

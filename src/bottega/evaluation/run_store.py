@@ -33,9 +33,9 @@ OPTIONAL = (
 DATA, BENCHMARK, SEARCH = "data", "benchmark", "search"
 ORDERS = "item_orders"  # the setting that only runs of streams have
 PLANNED = "planned"  # a note: the methods of the last command
-SHOWN = "shown"  # a note: what the demonstrations of each method show
-# Parts of that note which older runs lack.
-DESCRIBED = (
+SHOWN = "shown"  # a note: the descriptions of `describe_methods`
+# Keys of these descriptions that older runs lack.
+NEWER_KEYS = (
     *("rollouts", "candidates", "reward", "variant"),
     *("children", "exploration", "early_stop", "samples"),
 )
@@ -293,7 +293,7 @@ class RunStore(AnswerStore):
         self.note(PLANNED, keys)
 
     def describe(self, shown: Mapping[str, Mapping[str, str]]) -> None:
-        """Store what the demonstrations of each method show.
+        """Store the descriptions of the methods (`describe_methods`).
 
         Raises `SettingError` for a method whose stored answers have another prompt. An equal
         record of the run does not imply an equal prompt: earlier versions had other defaults.
@@ -305,8 +305,8 @@ class RunStore(AnswerStore):
             past, now = before.get(name, {}), shown[name]
             # The fingerprint of the data covers the rationales.
             keys = [key for key in (*now, *past) if key != "rationales"]
-            # Older runs do not describe all settings of a search. Their record covers these.
-            keys = [key for key in keys if key in past or key not in DESCRIBED]
+            # Older runs lack some keys. The recorded settings of the run include their values.
+            keys = [key for key in keys if key in past or key not in NEWER_KEYS]
             differing = [key for key in keys if past.get(key) != now.get(key)]
             if differing:
                 key = differing[0]

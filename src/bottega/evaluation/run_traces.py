@@ -37,13 +37,13 @@ def is_run_file(file: Path) -> bool:
 
 
 def open_run_traces(file: Path) -> TraceStore:
-    """Open the traces in the file of a run, to read them. Raises `StoreError`."""
+    """Open the traces in the file of a run for reading. Raises `StoreError`."""
     images = ImageFolder(file.with_name(f"{file.name}-images"))  # runs store none
     return TraceStore(file, RunTables(file), images)
 
 
 class RunTables(FileTables):
-    """Tables of the traces in the file of a run, as they are when it is opened."""
+    """Tables of the traces in the file of a run, with the answers stored before it was opened."""
 
     def __init__(self, file: Path) -> None:
         self._name = path_text(file)

@@ -198,8 +198,8 @@ def passages_of(data: Benchmark) -> tuple[Example, ...]:
 
 
 def check_training_data(data: Benchmark, shots: int) -> None:
-    """Raise `SettingError` for a benchmark with fewer passages than a training example shows, and
-    for one that scores more passages."""
+    """Raise `SettingError` for a benchmark with fewer than `shots` passages, or with scores of more
+    than `shots` passages for a question."""
     items, passages = training_items(data), passages_of(data)
     if not names_gold_passages(items, passages):
         _check(items, passages, len(passages), shots)

@@ -126,7 +126,7 @@ def _trace(job: ChatJob, query: TenantQuery, result: ChatResult) -> Trace:
 
 
 def _reason(record: RequestRecord) -> str:
-    """Return the reason for the tier, and why its search had no result."""
+    """Return the reason for the tier, and the reason if its search had no result."""
     if record.search in ("", SEARCHED):
         return record.route_reason
     failure = f"no search result: {record.search}"

@@ -129,9 +129,10 @@ class TraceStore:
         since: float | None = None,
         limit: int = 20,
     ) -> StoredTraces:
-        """Return the newest traces whose question, answer or file names contain `text` in any case,
-        the newest first: those of a namespace, older than `before`, not older than `since` in unix
-        seconds, or of a tier: `rcts` includes the tier `rcts, 3 shots, digits` of an evaluation.
+        """Return the newest traces that match all filters, the newest first.
+
+        `text` is part of the question, the answer or a file name, in any case. `before` and `since`
+        are unix seconds. The tier `rcts` includes `rcts, 3 shots, digits` of an evaluation.
         """
         conditions = {
             "text LIKE {} ESCAPE '~'": f"%{_escaped(text)}%" if text else None,
@@ -153,7 +154,7 @@ class TraceStore:
             return [from_json(body) for (body,) in rows]
 
     def unique_length(self, ids: Sequence[str]) -> int:
-        """Return a length at which the beginnings of these ids differ from all other stored ids."""
+        """Return the shortest length at which prefixes of these ids differ from all other ids."""
         length = 1
         for id in ids:
             [neighbours] = self._tables.execute(NEIGHBOURS, id)
