@@ -6,9 +6,10 @@ six methods on 2,000 items: the longest load at its first opening after a start,
 five later loads by one client. And the CPU time of gateways with the console, which store no
 traces, texts or also images, compared with one without console and traces: all run at the same
 time, requests alternate between them, and each ratio compares one round. Equal processes differ by
-about 5 %, so the gateways are started several times; those that store nothing show the error that
-remains. Stored images fill the page cache. In a virtual machine, memory that nothing has used yet
-can cost 10 us a page: use most of it once before a measurement. One line per bar, held or MISSED.
+about 5 %, so the gateways are started several times; the ratio of those that store nothing shows
+the remaining error. Stored images fill the page cache, and in a virtual machine the first use of
+memory can cost 10 us a page: use most of the memory once before a measurement. One line per bar,
+held or MISSED.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Models and MaxSim on a GPU: python -m benchmarks.gpu [--device cuda] [--quick] [--json F]
 
 Times are medians of repeats, each after a synchronization. A *floor* is the least time that a card
-needs: the bytes that the work must read over its measured memory bandwidth, or the operations over
-its measured rate of matrix products, whichever is longer. Weights are random, except those of the
-bundled model. `--quick --device cpu` checks the script on any machine.
+needs: the bytes that the work must read divided by its measured memory bandwidth, or the operations
+divided by its measured rate of matrix products, whichever is longer. Weights are random, except
+those of the bundled model. `--quick --device cpu` checks the script on any machine.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ QUICK = Sizes(1, 16, (16,), (1, 2), 4, 500, 8, 1 << 22, 256)
 
 @dataclass(frozen=True)
 class Card:
-    """A device and what it reaches: bytes a second, read and written, and operations a second by
-    dtype."""
+    """A device and its measured rates: bytes per second, read and written, and operations per
+    second by dtype."""
 
     device: torch.device
     bandwidth: float
@@ -90,8 +90,8 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", default="cuda", help="of torch")
-    parser.add_argument("--quick", action="store_true", help="small sizes: a check of the script")
+    parser.add_argument("--device", default="cuda", help="device of torch")
+    parser.add_argument("--quick", action="store_true", help="use small sizes, to check the script")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     if options.device.startswith("cuda") and not torch.cuda.is_available():
@@ -199,7 +199,7 @@ def generator(device: str, batch: int) -> TransformersGenerator:
 def timed_replies(
     made: TransformersGenerator, prompts: Sequence[Prompt], repeats: int
 ) -> tuple[list[str], float]:
-    """Return the texts, and the median time of all. One round before warms up."""
+    """Return the texts, and the median time of a round. A round before warms up."""
 
     async def replies() -> list[str]:
         sampling = Sampling(max_tokens=8)
@@ -341,7 +341,7 @@ def embedding(bench: Bench) -> Iterator[dict[str, Any]]:
 
     with torch.inference_mode():
         alone = seconds(forward, card.device, sizes.repeats)
-        operations = counted(forward)
+        operations = count_operations(forward)
     read = sum(one.numel() * one.element_size() for one in parameters)
     floor = card.floor(read, operations, torch.float32)
     yield {
@@ -352,7 +352,7 @@ def embedding(bench: Bench) -> Iterator[dict[str, Any]]:
     }
 
 
-def counted(work: Callable[[], object]) -> int:
+def count_operations(work: Callable[[], object]) -> int:
     """Return the floating-point operations of the work, with plain attention: torch's counter does
     not know every fused kernel."""
     from torch.nn.attention import SDPBackend, sdpa_kernel

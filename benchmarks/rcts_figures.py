@@ -39,7 +39,7 @@ HEAD = (
     "prompt tokens",
     "completion tokens",
 )
-# Gives the rows of codes with 10 branches on one seed.
+# The command for the rows of codes with 10 branches, on one seed.
 CODES_COMMAND = """\
 bottega eval codes --embed pixels --shots 3 --limit 200 --seed 0 --samples 36 --reward mutual \\
     --max-tokens 64 --methods top-k,rcts,rcts-flat,rcts-random,best-of-n,majority
@@ -49,7 +49,7 @@ CODES_NOTE = f"""
 The model is `simulated:codes`, the embedder `pixels` (`--embed pixels`). This command gives the
 rows of seed 0 with 36 samples and 10 branches; `--seed`, `--samples`, `--rollouts`, `--children`
 and `--no-early-stop` give the others. The limit of 64 tokens is part of the seed of each request:
-another one draws other samples.
+another limit draws other samples.
 
 <!-- not run: rcts.md has the same command -->
 ```bash

@@ -3,8 +3,8 @@
 
 Each benchmark runs in its quick form and prints ratios to a peer or a floor. `--record` stores the
 lowest, the median and the highest of its runs in recorded_ratios.json, by processor. Later calls
-print the ratios that are worse than all recorded ones by more than their range, at least 5 %, and
-exit with 1 if there are any. A busy machine widens every range: record on a quiet one.
+print each ratio and exit with 1 if one is worse than all recorded ones by more than their range (at
+least 5 %). A busy machine widens every range: record on a quiet one.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ BENCHMARKS: Mapping[str, Callable[[Document], Iterator[Ratio]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--record", action="store_true", help="replace the recorded ratios")
+    parser.add_argument(
+        "--record", action="store_true", help="record the ratios, in place of earlier ones"
+    )
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS))
     parser.add_argument("--runs", type=int, help="runs of each benchmark: 1, or 3 with --record")
     options = parser.parse_args()
@@ -116,7 +118,7 @@ def main() -> None:
 
 
 def processor() -> str:
-    """Return the instruction set that decides most ratios, and the number of cores."""
+    """Return the instruction set, which most ratios depend on, and the number of threads."""
     vnni = "vnni" if torch.cpu._is_vnni_supported() else "no vnni"
     capability = torch.backends.cpu.get_cpu_capability()
     return f"{platform.machine()} {capability} {vnni}, {torch.get_num_threads()} threads"
