@@ -219,7 +219,7 @@ def timed_replies(
 
 
 def decoding(bench: Bench) -> Iterator[dict[str, Any]]:
-    """One token for each row: the decoder's weights are read once, whatever the number of rows."""
+    """One token for each row: the decoder's weights are read once for any number of rows."""
     card, sizes = bench.card, bench.sizes
     loaded = bench.large
     decoder = loaded.model.model.language_model

@@ -278,7 +278,7 @@ RecordedTraces = Annotated[
         metavar="FILE",
         parser=StoreLocation.from_argument,
         help="Trace database: a file, postgresql://USER@HOST/DATABASE, or the --out folder of "
-        "bottega eval (default: BOTTEGA_TRACES, else the app folder).",
+        "bottega eval or stream (default: BOTTEGA_TRACES, else the app folder).",
     ),
 ]
 PriceOption = Annotated[
