@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, TypeVar
 
-from bottega.gateway.accounting.limiter import TokenEstimates
+from bottega.gateway.accounting.limiter import Reservation, TokenEstimates
 from bottega.gateway.ports import RequestRecord, TierCapabilities, UpstreamCall
 from bottega.gateway.reasoning import HiddenChunks
 from bottega.openai_api.client import CallState, track_call
@@ -98,6 +98,8 @@ def _detail(request: ChatRequest) -> str | None:
 
 def expected_tokens(request: ChatRequest, shown: Sequence[Candidate]) -> int:
     """Estimate the prompt tokens of the request with its demonstrations."""
+    if not shown:
+        return request.prompt_tokens
     examples = [candidate.example for candidate in shown]
     texts = sum(len(example.query.text) + len(answer_text(example)) for example in examples)
     images = sum(len(example.query.images) for example in examples)
@@ -107,6 +109,8 @@ def expected_tokens(request: ChatRequest, shown: Sequence[Candidate]) -> int:
 
 def expected_non_ascii_bytes(request: ChatRequest, shown: Sequence[Candidate]) -> int:
     """Return the UTF-8 bytes outside ASCII of the request and its demonstrations."""
+    if not shown:
+        return request.non_ascii_bytes
     texts = (text for one in shown for text in (one.example.query.text, answer_text(one.example)))
     return request.non_ascii_bytes + sum(map(non_ascii_bytes, texts))
 
@@ -139,18 +143,18 @@ class Bill:
     async def reserve(self, call: UpstreamCall) -> None:
         """Reserve the largest expected cost of the call, unless it is free. Raises `BudgetError` if
         the cost exceeds the rest of the budget."""
-        if self.record.reservation is not None and not self.is_free(call):
+        if (reservation := self._reservation(call)) is not None:
             largest_usage = Usage(self._max_prompt(call), self._max_output(call))
-            await self.record.reservation.reserve(self.price(call.model, largest_usage) or 0.0)
+            await reservation.reserve(self.price(call.model, largest_usage) or 0.0)
 
     async def reserve_search(self, call: UpstreamCall, completions: int) -> None:
         """Reserve the largest expected cost of a search of this many completions like `call`, whose
         prompts may also contain an earlier reply. Raises `BudgetError` like `reserve`."""
-        if self.record.reservation is not None and not self.is_free(call):
+        if (reservation := self._reservation(call)) is not None:
             output = self._max_output(call)
             largest_usage = Usage(self._max_prompt(call) + output, output)
             each = self.price(call.model, largest_usage) or 0.0
-            await self.record.reservation.reserve(completions * each)
+            await reservation.reserve(completions * each)
 
     def paid(self, call: UpstreamCall, usage: Usage | None, seconds: float | None = None) -> None:
         """Book a call by the usage that the upstream reported. `seconds` is the time of a complete
@@ -192,6 +196,13 @@ class Bill:
 
     def is_free(self, call: UpstreamCall) -> bool:
         return self.price(call.model, ONE_OF_EACH) == 0
+
+    def _reservation(self, call: UpstreamCall) -> Reservation | None:
+        """Return the request's reservation, None if the call is free or the key has no budget."""
+        reservation = self.record.reservation
+        if reservation is None or not reservation.has_budget or self.is_free(call):
+            return None
+        return reservation
 
     def _expected(self, call: UpstreamCall) -> int:
         return expected_tokens(self.request, call.shown)

@@ -131,6 +131,8 @@ def add_usage(one: Usage, other: Usage) -> Usage:
 
 
 def _count(value: object) -> int:
+    if type(value) is int and 0 <= value <= MAX_TOKENS:
+        return value
     is_number = isinstance(value, float) or type(value) is int
     return int(min(max(cast(float, value), 0), MAX_TOKENS)) if is_number else 0
 

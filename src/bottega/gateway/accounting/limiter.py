@@ -227,6 +227,10 @@ class Reservation:
         self._limiter = limiter
 
     @property
+    def has_budget(self) -> bool:
+        return self.account.usd_per_month is not None
+
+    @property
     def usd(self) -> float:
         return self.reserved + self.paid
 
