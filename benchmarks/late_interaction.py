@@ -63,8 +63,9 @@ def main() -> None:
 
 def shown(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for entry in lines:
-        text = f"{entry['name']:58} {entry['value']:>9} {entry['bar']:>8} {entry['verdict']}"
-        print(text, flush=True)
+        value = entry["value"]
+        value = f"{value:.3f}" if isinstance(value, float) else value
+        print(f"{entry['name']:58} {value:>9} {entry['bar']:>8} {entry['verdict']}", flush=True)
     return lines
 
 
@@ -249,11 +250,11 @@ def recall(found: list[list[int]], exact: list[list[int]]) -> float:
 
 def line(name: str, value: float, bar: float | None, at_least: bool = True) -> dict[str, Any]:
     if bar is None:
-        return {"name": name, "value": f"{value:.3f}", "bar": "", "verdict": ""}
+        return {"name": name, "value": float(value), "bar": "", "verdict": ""}
     held = value >= bar if at_least else value <= bar
     sign = ">=" if at_least else "<="
     verdict = "held" if held else "MISSED"
-    return {"name": name, "value": f"{value:.3f}", "bar": f"{sign} {bar:g}", "verdict": verdict}
+    return {"name": name, "value": float(value), "bar": f"{sign} {bar:g}", "verdict": verdict}
 
 
 def skipped(name: str, reason: str) -> dict[str, Any]:

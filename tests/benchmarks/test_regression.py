@@ -48,3 +48,14 @@ def test_failure_of_a_benchmark_shows_its_output(
     monkeypatch.setattr(regression, "ROOT", tmp_path)
     with pytest.raises(SystemExit, match=r"racc failed:\n.*no such model"):
         regression.measure("racc", 1)
+
+
+def test_a_benchmark_without_ratios_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    script = "import sys, pathlib; pathlib.Path(sys.argv[-1]).write_text('{\"lines\": []}')"
+    (tmp_path / "benchmarks" / "racc.py").write_text(script)
+    monkeypatch.setattr(regression, "ROOT", tmp_path)
+    with pytest.raises(SystemExit, match="racc gave no ratios"):
+        regression.measure("racc", 1)

@@ -244,7 +244,7 @@ def test_traces_of_a_control_show_its_question(run: Run, served: Server) -> None
 
 
 def test_the_trees_of_a_run_are_explained(run: Run) -> None:
-    task = ("eval", "codes", "--limit", 2, "--methods", "top-k,rcts", "--out", "kept")
+    task = ("eval", "codes:notebooks=5", "--limit", 2, "--methods", "top-k,rcts", "--out", "kept")
     assert run(*task, "--traces", "none").code == 0
     before = Path("kept/run.db").read_bytes()
     for traces in ("kept", "kept/run.db"):
@@ -474,14 +474,14 @@ def test_searches_are_checked_before_any_request(
     run: Run, served: Server, options: tuple[str, ...], message: str, dry: tuple[str, ...]
 ) -> None:
     common = ("--limit", 2, "--methods", "top-k,rcts", "--model", "openai:m")
-    refused = run("eval", "codes", *common, *options, *dry)
+    refused = run("eval", "codes:notebooks=5", *common, *options, *dry)
     assert (refused.code, message in refused.err) == (2, True), refused.err
     assert not served.bodies and "top-k" not in refused.out
 
 
 def test_a_compressor_of_another_model_is_refused_before_any_answer(run: Run) -> None:
     refused = run(
-        *("eval", "facts", "--limit", 2, "--methods", "concat,racc", "--shots", 2),
+        *("eval", "facts:episodes=1", "--limit", 2, "--methods", "concat,racc", "--shots", 2),
         *("--model", "bundled:master", "--retrieve", "text"),
     )
     assert "this compressor was trained with another model" in refused.err
@@ -491,7 +491,7 @@ def test_a_compressor_of_another_model_is_refused_before_any_answer(run: Run) ->
 def test_another_setting_of_the_search_is_named(run: Run, served: Server) -> None:
     served.answers = [ok("Answer Choice: A")]
     common = (
-        *("eval", "codes", "--limit", 1, "--methods", "top-k,rcts", "--shots", 2),
+        *("eval", "codes:notebooks=5", "--limit", 1, "--methods", "top-k,rcts", "--shots", 2),
         *("--model", "openai:m", "--out", "kept"),
     )
     assert run(*common).code == 0
@@ -500,16 +500,16 @@ def test_another_setting_of_the_search_is_named(run: Run, served: Server) -> Non
 
 
 def test_codes_are_answered_by_their_simulated_model(run: Run) -> None:
-    planned = run("eval", "codes", "--limit", "3", "--dry-run")
+    planned = run("eval", "codes:notebooks=5", "--limit", "3", "--dry-run")
     assert (planned.code, "; simulated:codes; " in planned.out) == (0, True)
-    other = run("eval", "codes", "--limit", "3", "--dry-run", "--model", "bundled")
+    other = run("eval", "codes:notebooks=5", "--limit", "3", "--dry-run", "--model", "bundled")
     assert "; bundled:apprentice; " in other.out
     refused = run("eval", "codes", "--model", "simulated:code")
     assert (refused.code, "did you mean simulated:codes?" in refused.err) == (2, True)
 
 
 def test_alpha_without_two_rewards_is_refused(run: Run) -> None:
-    command = ("eval", "rules", "--methods", "rcts", "--alpha", "0.5", "--dry-run")
+    command = ("eval", "rules:episodes=1", "--methods", "rcts", "--alpha", "0.5", "--dry-run")
     for reward in ((), ("--reward", "mutual")):
         refused = run(*command, *reward)
         assert (refused.code, "set --reward both" in refused.err) == (2, True)
@@ -531,7 +531,7 @@ def test_passages_are_not_counted_as_labelled_examples(run: Run) -> None:
         ("top-k,majority", "--fetch 30", "--fetch needs rcts or rcts-flat or"),
         ("zero-shot", "--preset released", "remove --preset, or add rcts to --methods"),
         ("rcts", "--samples 9", "--samples needs majority or best-of-n, got rcts"),
-        ("rcts", "--reward self", "after demonstrations with rationales; those of codes show none"),
+        ("rcts", "--reward self", "after demonstrations with rationales; those of codes:notebooks=5 show none"),
         ("rcts", "--reward both --alpha 0.3", "set --reward ensemble or mutual"),
         ("rcts-flat", "--variant released", "got rcts-flat with the reward ensemble"),
     ],
@@ -540,7 +540,9 @@ def test_passages_are_not_counted_as_labelled_examples(run: Run) -> None:
 def test_options_without_effect_are_refused(
     run: Run, methods: str, options: str, message: str, dry: tuple[str, ...]
 ) -> None:
-    refused = run("eval", "codes", "--limit", 1, "--methods", methods, *options.split(), *dry)
+    refused = run(
+        "eval", "codes:notebooks=5", "--limit", 1, "--methods", methods, *options.split(), *dry
+    )
     assert (refused.code, message in refused.err) == (2, True), refused.err
     assert not refused.out
 
@@ -548,10 +550,14 @@ def test_options_without_effect_are_refused(
 @pytest.mark.parametrize(
     ("task", "methods", "options"),
     [
-        ("codes", "rcts,majority", "--children 20 --no-early-stop --fetch 30 --samples 9"),
-        ("codes", "rcts", "--variant released"),
-        ("codes", "rcts-flat", "--variant released --reward mutual"),
-        ("rules", "rcts-random", "--reward self"),  # its examples have rationales
+        (
+            "codes:notebooks=5",
+            "rcts,majority",
+            "--children 20 --no-early-stop --fetch 30 --samples 9",
+        ),
+        ("codes:notebooks=5", "rcts", "--variant released"),
+        ("codes:notebooks=5", "rcts-flat", "--variant released --reward mutual"),
+        ("rules:episodes=1", "rcts-random", "--reward self"),  # its examples have rationales
     ],
 )
 def test_options_with_an_effect_are_accepted(
@@ -562,13 +568,13 @@ def test_options_with_an_effect_are_accepted(
 
 
 def test_rationales_that_are_hidden_give_no_reward(run: Run) -> None:
-    command = ("eval", "rules", "--methods", "rcts", "--reward", "self", "--dry-run")
+    command = ("eval", "rules:episodes=1", "--methods", "rcts", "--reward", "self", "--dry-run")
     refused = run(*command, "--no-rationales")
     assert (refused.code, "the reward self needs rationales" in refused.err) == (2, True)
 
 
 def test_searches_show_three_demonstrations(run: Run) -> None:
-    command = ("eval", "codes", "--limit", 2, "--rollouts", 1, "--json", "f")
+    command = ("eval", "codes:notebooks=5", "--limit", 2, "--rollouts", 1, "--json", "f")
     assert run(*command, "--methods", "top-k,rcts,majority").code == 0
     document = orjson.loads(Path("f").read_bytes())
     assert {row["shots"] for row in document["results"]} == {3}

@@ -219,7 +219,7 @@ def test_rcts_rewards_the_reasons_for_its_answers(run: Run, pets: Path, served: 
 
 def test_runs_that_do_not_describe_their_search_are_resumed(run: Run) -> None:
     command = (
-        *("eval", "codes", "--limit", 2, "--methods", "rcts,majority", "--rollouts", 2),
+        *("eval", "codes:notebooks=5", "--limit", 2, "--methods", "rcts,majority", "--rollouts", 2),
         *("--out", "kept"),
     )
     assert run(*command).code == 0
