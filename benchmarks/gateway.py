@@ -1,11 +1,11 @@
 """Gateway performance against its limits: python benchmarks/gateway.py [--quick] [--json FILE]
-[--litellm-python PATH/TO/python]
+[--litellm-python PATH/TO/python] [--tensorzero-python PATH/TO/python] [--portkey FOLDER]
 
 Measures CPU time per request of the server processes and client latency, beside a bare Starlette
-server (the floor), a bare proxy of Starlette and aiohttp, and LiteLLM's proxy in its own
-environment. All servers run at the same time on loopback, with one worker each, before an upstream
-that answers immediately. Requests alternate between servers, and each ratio compares one round.
---quick ends within 90 s. benchmarks/gateway_state.py measures shared state, and
+server (the floor), a bare proxy of Starlette and aiohttp, and the peers of gateway_peers.py, each
+in its own environment. All servers run at the same time on loopback, with one worker each, before
+an upstream that answers immediately. Requests alternate between servers, and each ratio compares
+one round. --quick ends within 90 s. benchmarks/gateway_state.py measures shared state, and
 benchmarks/gateway_workers.py several workers.
 """
 
@@ -29,17 +29,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run
 from benchmarks.gateway_bodies import Body, image_body, text_body
 from benchmarks.gateway_cases import (
     AUGMENTED,
-    BARE,
-    FLOOR,
-    LITELLM,
     PASSED,
     REPEATED,
     Case,
     ours,
-    peers,
 )
 from benchmarks.gateway_figures import Bar, Figures, Run
 from benchmarks.gateway_load import LoadResult, Work
+from benchmarks.gateway_peers import (
+    BARE,
+    FLOOR,
+    LITELLM,
+    PORTKEY,
+    TENSORZERO,
+    Environments,
+    peers,
+)
 from benchmarks.peers.mock_upstream import TEXT
 from benchmarks.processes import ROOT
 
@@ -65,13 +70,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--litellm-python", type=Path)
+    parser.add_argument("--tensorzero-python", type=Path)
+    parser.add_argument("--portkey", type=Path)
     parser.add_argument("--rounds", type=int)
     arguments = parser.parse_args()
     size = QUICK if arguments.quick else FULL
     rounds = arguments.rounds or size.rounds
+    installed = Environments(
+        arguments.litellm_python, arguments.tensorzero_python, arguments.portkey
+    )
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        mock, cases, skipped = stack.enter_context(peers(folder, arguments.litellm_python))
+        mock, cases, skipped = stack.enter_context(peers(folder, installed))
         cases += stack.enter_context(ours(folder, mock))
         for one in skipped:
             print(f"{one.name} is left out: {one.reason}")
@@ -96,6 +106,8 @@ def judged(figures: Figures) -> Iterator[Bar]:
     yield from figures.ratio(f"{PASSED} / bare proxy", PASSED, BARE, 1.5)
     yield from figures.ratio(f"{REPEATED} / floor", REPEATED, FLOOR, 1.5)
     yield from figures.ratio(f"LiteLLM / {PASSED}", LITELLM, PASSED, 25, at_least=True)
+    yield from figures.ratio(f"{PASSED} / TensorZero", PASSED, TENSORZERO, 1.2)
+    yield from figures.ratio(f"Portkey / {PASSED}", PORTKEY, PASSED, None)
     yield from figures.ratio("LiteLLM / bare proxy", LITELLM, BARE, None)
     yield from figures.ratio(f"{AUGMENTED} / bare proxy", AUGMENTED, BARE, None)
     for case in (PASSED, REPEATED, AUGMENTED):
@@ -197,6 +209,7 @@ class Bench:
             seconds=seconds,
             most=most,
             expected=TEXT.strip(),
+            path=case.path,
             pause=pause,
         )
         assert self._load.stdin is not None and self._load.stdout is not None

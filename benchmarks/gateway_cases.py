@@ -1,9 +1,8 @@
-"""Servers and requests of benchmarks/gateway.py. Each server is a process with one worker."""
+"""Bottega and its requests in benchmarks/gateway.py. The server is a process with one worker."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +26,8 @@ from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.types import Example, Query
 
 KEY = "sk-4f9c2d7e8b1a6c3f0e5d9a7b2c4e6f81"
-FLOOR, BARE, LITELLM = "floor", "bare proxy", "LiteLLM"
-PEERS_START, LITELLM_STARTS = 20, 120
+PEERS_START = 20
+CHAT = "/v1/chat/completions"
 
 
 @dataclass(frozen=True)
@@ -43,36 +42,11 @@ class Case:
     """Seconds for what it does after its replies, which count as well."""
     key: str = KEY
     bodies: tuple[str, ...] = ("text", "image")
+    path: str = CHAT
 
     @property
     def sent(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.key}", **self.headers}
-
-
-@dataclass(frozen=True)
-class Skipped:
-    name: str
-    reason: str
-
-
-@contextlib.contextmanager
-def peers(
-    folder: Path, litellm_python: Path | None
-) -> Iterator[tuple[Server, list[Case], list[Skipped]]]:
-    """Start the mock upstream and the peers before it, all but Bottega."""
-    with contextlib.ExitStack() as stack:
-        mock = stack.enter_context(running("mock_upstream", folder))
-        upstream = {"UPSTREAM": f"{mock.url}/v1"}
-        floor = stack.enter_context(running("floor", folder))
-        bare = stack.enter_context(running("bare_proxy", folder, upstream))
-        cases, skipped = [Case(FLOOR, floor), Case(BARE, bare)], list[Skipped]()
-        missing = unusable(litellm_python)
-        if litellm_python is not None and not missing:
-            server = stack.enter_context(litellm(litellm_python, folder, mock))
-            cases.append(Case(LITELLM, server, settles=0.6))
-        else:
-            skipped.append(Skipped(LITELLM, missing))
-        yield mock, cases, skipped
 
 
 @contextlib.contextmanager
@@ -83,32 +57,6 @@ def running(
     command = uvicorn(f"benchmarks.peers.{module}:app", port)
     with stopping(start(command, port, folder / f"{module}.log", environment)) as server:
         yield await_port(server, PEERS_START)
-
-
-def unusable(python: Path | None) -> str:
-    """Return the reason why the environment cannot be used, or ""."""
-    if python is None:
-        return "no --litellm-python PATH was given"
-    if not (program := python.parent / "litellm").exists():
-        return f"there is no {program}: PATH/TO/python -m pip install 'litellm[proxy]' httptools"
-    return ""
-
-
-@contextlib.contextmanager
-def litellm(python: Path, folder: Path, mock: Server) -> Iterator[Server]:
-    port, config = free_port(), folder / "litellm.json"  # JSON is YAML
-    parameters = {"model": "openai/mock", "api_base": f"{mock.url}/v1", "api_key": "none"}
-    held = {
-        "model_list": [{"model_name": "mock", "litellm_params": parameters}],
-        "litellm_settings": {"telemetry": False},
-        "general_settings": {"master_key": KEY},
-    }
-    config.write_text(json.dumps(held))
-    command = f"--config {config} --host 127.0.0.1 --port {port} --num_workers 1".split()
-    alone = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "PYTHONPATH": ""}
-    program = str(python.parent / "litellm")
-    with stopping(start([program, *command], port, folder / "litellm.log", alone)) as server:
-        yield await_port(server, LITELLM_STARTS)
 
 
 PASSED, REPEATED, AUGMENTED = "pass-through", "exact repeat", "with 2 examples"

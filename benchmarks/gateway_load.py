@@ -37,6 +37,7 @@ class Work:
     most: int
     expected: str
     """Part of every right reply."""
+    path: str = "/v1/chat/completions"
     pause: float = 0.0
     """Seconds between a reply and the next request of its connection."""
 
@@ -71,7 +72,7 @@ class Bodies:
     def __init__(self, work: Work) -> None:
         self._template = bytearray(Path(work.body).read_bytes())
         self._work, self._next = work, work.first
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{work.port}\r\n"
+        head = f"POST {work.path} HTTP/1.1\r\nhost: 127.0.0.1:{work.port}\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in work.headers.items())
         length = len(self._template)
         self._head = f"{head}content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
