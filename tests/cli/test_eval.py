@@ -531,7 +531,11 @@ def test_passages_are_not_counted_as_labelled_examples(run: Run) -> None:
         ("top-k,majority", "--fetch 30", "--fetch needs rcts or rcts-flat or"),
         ("zero-shot", "--preset released", "remove --preset, or add rcts to --methods"),
         ("rcts", "--samples 9", "--samples needs majority or best-of-n, got rcts"),
-        ("rcts", "--reward self", "after demonstrations with rationales; those of codes:notebooks=5 show none"),
+        (
+            "rcts",
+            "--reward self",
+            "after demonstrations with rationales; those of codes:notebooks=5 show none",
+        ),
         ("rcts", "--reward both --alpha 0.3", "set --reward ensemble or mutual"),
         ("rcts-flat", "--variant released", "got rcts-flat with the reward ensemble"),
     ],
