@@ -101,7 +101,10 @@ def client(folder: Path) -> Iterator[Client]:
         yield Client(url)
 
 
-def test_the_page_of_a_run_refreshes_until_it_is_finished(page: Page, tmp_path: Path) -> None:
+def test_the_page_of_a_run_refreshes_until_it_is_finished(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bottega.ui.evaluations.REFRESH_SECONDS", 0.3)
     page.set_viewport_size({"width": 400, "height": 900})
     method = three_methods(DATA)[2]
     with (

@@ -147,8 +147,9 @@ def test_a_text_search_keeps_key_state_and_cost(endpoint: Server, tmp_path: Path
 
 
 def test_requests_without_stored_texts_have_no_column_for_them(
-    endpoint: Server, tmp_path: Path
+    endpoint: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("bottega.ui.requests.WRITE_SECONDS", 0.0)  # there are no traces
     with console(tmp_path, endpoint) as served:
         served.server.ledger.record(Entry(time.time(), "req_9", "", "", "large", "m", "answered"))
         served.server.ledger.flush()
