@@ -18,6 +18,7 @@ from bottega.gateway.accounting.schema import DAY, SINCE, since_values
 Floats = NDArray[np.float64]
 MASTER = "master"
 RESAMPLES = 2000
+BOOTSTRAP_SIZE = 100_000  # costs that are drawn at once
 MIN_ANSWERS = 10  # answers of the master
 SEED = 0
 ZEROS = np.zeros(RESAMPLES + 1)
@@ -149,8 +150,10 @@ def _means(answers: Mapping[str, AnswerCosts]) -> dict[str, Floats]:
             error = costs.deviation / math.sqrt(n)
             resampled = costs.mean + rng.standard_normal(RESAMPLES) * error
         else:
-            values = np.asarray(costs.values, np.float64)
-            resampled = np.array([values[rng.integers(0, n, n)].mean() for _ in range(RESAMPLES)])
+            values, rows = np.asarray(costs.values, np.float64), max(1, BOOTSTRAP_SIZE // n)
+            counts = [min(rows, RESAMPLES - done) for done in range(0, RESAMPLES, rows)]
+            parts = [values[rng.integers(0, n, (count, n))].mean(axis=1) for count in counts]
+            resampled = np.concatenate(parts)
         means[name] = np.concatenate([[costs.mean], resampled])
     return means
 
