@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -62,15 +63,22 @@ class DemoPart:
 
 def render_demo(parts: Sequence[DemoPart], *, title: str, facts: Mapping[str, str]) -> str:
     """Render the page; `facts` appear under its title."""
-    environment = page_environment()
-    environment.globals.update(
-        thumbnail=lambda image: data_url(thumbnail(image, SIDE)), labels_of=labels_of
-    )
-    return environment.get_template("page.html").render(
-        title=title, digest="", style=style_sheet("page.css"), facts=facts, parts=parts
+    return (
+        page_environment()
+        .get_template("page.html")
+        .render(
+            title=title,
+            digest="",
+            style=style_sheet("page.css"),
+            facts=facts,
+            parts=parts,
+            thumbnail=lambda image: data_url(thumbnail(image, SIDE)),
+            labels_of=labels_of,
+        )
     )
 
 
+@cache
 def page_environment() -> Environment:
     """Return the template environment of all pages: escaped, with the common style."""
     environment = Environment(
@@ -103,11 +111,10 @@ ENDED = {
 def render_explanation(trace: StoredTrace, images: Mapping[str, Image], *, absent: str) -> str:
     """Render the page with `images` by SHA-256; `absent` explains why others are missing."""
     thumbnails = dict(_thumbnails(images))
-    environment = page_environment()
-    environment.globals.update(cut=_cut, figure=format_value, share=_share, image=thumbnails.get)
+    template = page_environment().get_template("explanation.html")
     nodes = [] if trace.tree is None else list(nodes_of(trace.tree.root))
     levels = 0 if trace.tree is None else _levels(trace.tree.root)
-    return environment.get_template("explanation.html").render(
+    return template.render(
         title=f"Trace {trace.id}",
         digest="",
         trace=trace,
@@ -122,6 +129,10 @@ def render_explanation(trace: StoredTrace, images: Mapping[str, Image], *, absen
         missing=len(image_hashes(trace) - thumbnails.keys()),
         absent=absent,
         style=style_sheet("explanation.css"),
+        cut=_cut,
+        figure=format_value,
+        share=_share,
+        image=thumbnails.get,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from threading import BoundedSemaphore
 from urllib.parse import urlencode
 
@@ -145,6 +146,33 @@ class Link:
     for_admins: bool = False
 
 
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=ChoiceLoader(
+            [
+                PackageLoader("bottega.ui", "templates"),
+                PrefixLoader({"evaluation": PackageLoader("bottega.evaluation", ".")}),
+            ]
+        ),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "usd": format_usd,
+        "count": format_count,
+        "ago": format_ago,
+        "moment": format_moment,
+        "seconds": format_seconds,
+        "fixed": format_fixed,
+        "percent": format_percent,
+    }
+    environment.globals |= {"root": ROOT, "query": query_string}
+    return environment
+
+
 class Renderer:
     """Renderer of pages, with a navigation of the given links; the first one is the start page."""
 
@@ -153,28 +181,6 @@ class Renderer:
         self._links = links
         # Handlers wait for answers of the gateway, which needs the threads of `asyncio.to_thread`.
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="bottega-console")
-        self._environment = Environment(
-            loader=ChoiceLoader(
-                [
-                    PackageLoader("bottega.ui", "templates"),
-                    PrefixLoader({"evaluation": PackageLoader("bottega.evaluation", ".")}),
-                ]
-            ),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._environment.filters |= {
-            "usd": format_usd,
-            "count": format_count,
-            "ago": format_ago,
-            "moment": format_moment,
-            "seconds": format_seconds,
-            "fixed": format_fixed,
-            "percent": format_percent,
-        }
-        self._environment.globals |= {"root": ROOT, "query": query_string}
 
     @property
     def home(self) -> str:
@@ -186,7 +192,7 @@ class Renderer:
         links = [
             one for one in self._links if user is not None and (user.sees_all or not one.for_admins)
         ]
-        text = self._environment.get_template(page.template).render(
+        text = _environment().get_template(page.template).render(
             user=user,
             links=links,
             path=request.url.path,
