@@ -94,7 +94,8 @@ def new_files_at_once() -> Iterator[None]:
     all migrations take 7 ms each time. Older files and subprocesses migrate as usual."""
 
     def upgrade(kind: FileKind, connection: sqlite3.Connection, path: str) -> None:
-        UPGRADE(_in_one_step(kind) if kind._found(connection, path) == 0 else kind, connection, path)
+        is_new = kind._found(connection, path) == 0
+        UPGRADE(_in_one_step(kind) if is_new else kind, connection, path)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FileKind, "_upgrade", upgrade)

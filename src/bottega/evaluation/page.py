@@ -63,18 +63,15 @@ class DemoPart:
 
 def render_demo(parts: Sequence[DemoPart], *, title: str, facts: Mapping[str, str]) -> str:
     """Render the page; `facts` appear under its title."""
-    return (
-        page_environment()
-        .get_template("page.html")
-        .render(
-            title=title,
-            digest="",
-            style=style_sheet("page.css"),
-            facts=facts,
-            parts=parts,
-            thumbnail=lambda image: data_url(thumbnail(image, SIDE)),
-            labels_of=labels_of,
-        )
+    template = page_environment().get_template("page.html")
+    return template.render(
+        title=title,
+        digest="",
+        style=style_sheet("page.css"),
+        facts=facts,
+        parts=parts,
+        thumbnail=lambda image: data_url(thumbnail(image, SIDE)),
+        labels_of=labels_of,
     )
 
 

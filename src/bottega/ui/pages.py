@@ -192,7 +192,8 @@ class Renderer:
         links = [
             one for one in self._links if user is not None and (user.sees_all or not one.for_admins)
         ]
-        text = _environment().get_template(page.template).render(
+        template = _environment().get_template(page.template)
+        text = template.render(
             user=user,
             links=links,
             path=request.url.path,
