@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Page, sync_playwright
 from starlette.routing import BaseRoute, Route
 
 from bottega.gateway.accounting.accounts import Account
@@ -92,14 +92,15 @@ def console(
 
 
 @pytest.fixture(scope="session")
-def connection(browser: str) -> Iterator[tuple[Browser, AbstractEventLoop]]:
-    """Playwright's browser and its event loop, which never returns. Fixtures mark the loop as
-    running only while a page is open, since its thread also runs asynchronous tests."""
+def window(browser: str) -> Iterator[tuple[Page, AbstractEventLoop]]:
+    """A blank page in a window that stays open, for the pages of all tests: each new window takes
+    half a second. With it the event loop of Playwright, which never returns. Fixtures mark the loop
+    as running only while a page is open, since its thread also runs asynchronous tests."""
     with sync_playwright() as playwright:
         loop = asyncio.get_running_loop()
-        opened = playwright.chromium.connect_over_cdp(browser)
+        blank = playwright.chromium.connect_over_cdp(browser).new_context().new_page()
         asyncio._set_running_loop(None)
-        yield opened, loop
+        yield blank, loop
         asyncio._set_running_loop(loop)
 
 
@@ -110,15 +111,19 @@ def page_errors() -> list[str]:
 
 
 @pytest.fixture
-def page(connection: tuple[Browser, AbstractEventLoop], page_errors: list[str]) -> Iterator[Page]:
-    """A page whose console errors and exceptions fail the test. Meanwhile, its thread cannot run
-    asynchronous tests."""
-    opened, loop = connection
+def page(window: tuple[Page, AbstractEventLoop], page_errors: list[str]) -> Iterator[Page]:
+    """A page without cookies and stored data, whose console errors and exceptions fail the test.
+    Meanwhile, its thread cannot run asynchronous tests."""
+    blank, loop = window
     asyncio._set_running_loop(loop)
     try:
-        context = opened.new_context()
-        yield from _watched(context.new_page(), page_errors)
-        context.close()
+        yield from _watched(blank.context.new_page(), page_errors)
+        for one in blank.context.pages:
+            if one != blank:
+                one.close()
+        devtools = blank.context.new_cdp_session(blank)
+        devtools.send("Storage.clearDataForOrigin", {"origin": "*", "storageTypes": "all"})
+        devtools.detach()
     finally:
         asyncio._set_running_loop(None)
     assert page_errors == []
