@@ -124,11 +124,11 @@ def _in_one_step(kind: FileKind) -> FileKind:
 def bundled_models_once() -> Iterator[None]:
     """Read each bundled model from its files once: a copy takes a third of the time."""
     try:
-        from bottega.generation import loaded
+        from bottega.generation import loaded, model_files
     except ImportError:  # no torch
         yield
         return
-    load, read_once = loaded.load_parts, cache(loaded.load_parts)
+    load, read_once = model_files.load_parts, cache(model_files.load_parts)
 
     def load_parts(source: str, dtype: str, trust_remote_code: bool = False) -> tuple[Any, Any]:
         if source not in map(str, BUNDLED_FOLDERS):
