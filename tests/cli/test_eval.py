@@ -509,7 +509,8 @@ def test_codes_are_answered_by_their_simulated_model(run: Run) -> None:
 
 
 def test_alpha_without_two_rewards_is_refused(run: Run) -> None:
-    command = ("eval", "rules:episodes=1", "--methods", "rcts", "--alpha", "0.5", "--dry-run")
+    task = "rules:episodes=1,examples=4,queries=2"
+    command = ("eval", task, "--methods", "rcts", "--alpha", "0.5", "--dry-run")
     for reward in ((), ("--reward", "mutual")):
         refused = run(*command, *reward)
         assert (refused.code, "set --reward both" in refused.err) == (2, True)

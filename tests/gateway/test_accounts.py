@@ -102,19 +102,16 @@ def test_changes_of_another_process_apply_within_a_second(
 
 
 def test_failed_refresh_keeps_the_last_keys(
-    accounts: Accounts,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    account, token = accounts.add("team-a")
-    monkeypatch.setattr("bottega.gateway.accounting.accounts.POLL_SECONDS", 0.1)
-    with closing(sqlite3.connect(tmp_path / "gateway.db")) as other, other:
-        other.execute("ALTER TABLE accounts RENAME TO gone")
-    other.close()
-    with caplog.at_level(logging.ERROR):
-        time.sleep(1.3)  # longer than the refresh in progress
-    assert accounts.authenticate(token) == account
+    monkeypatch.setattr("bottega.gateway.accounting.accounts.POLL_SECONDS", 0.02)
+    with closing(Accounts(tmp_path / "gateway.db")) as accounts:
+        account, token = accounts.add("team-a")
+        with caplog.at_level(logging.ERROR):
+            rename(tmp_path / "gateway.db", "accounts", "gone")
+            wait_until(lambda: bool(caplog.records))
+            time.sleep(0.1)  # several more attempts
+        assert accounts.authenticate(token) == account
     assert len([r for r in caplog.records if "those last read stay valid" in r.message]) == 1
     assert token[24:] not in caplog.text
 

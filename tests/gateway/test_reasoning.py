@@ -171,12 +171,12 @@ def test_answer_is_separated_from_its_reasoning(
 
 
 def test_client_that_leaves_pays_for_the_hidden_text(endpoint: Server, tmp_path: Path) -> None:
-    """Two seconds without an answer are 100 tokens at the usual speed, but three words came."""
+    """A second without an answer is 50 tokens at the usual speed, but three words came."""
     pieces = [lines(chunk(word), done=False) for word in ("Three", " and", " four")]
     with gateway(endpoint, tmp_path) as (gateway_server, url):
         endpoint.answers = [events(*pieces, 30.0)]
         with (
-            openai.OpenAI(base_url=url, api_key="x", max_retries=0, timeout=2.0) as client,
+            openai.OpenAI(base_url=url, api_key="x", max_retries=0, timeout=1.0) as client,
             pytest.raises(openai.APITimeoutError),
         ):
             client.chat.completions.create(

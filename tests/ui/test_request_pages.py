@@ -50,7 +50,7 @@ class Reader:
 
 
 def test_a_request_states_why_and_where_its_demonstrations_are_from(
-    endpoint: Server, tmp_path: Path
+    endpoint: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = '\n[experiment]\nname = "fewer"\nshare = 1.0\nb = "shots=1"\n'
     with console(tmp_path, endpoint, ADMIN, more=more) as served:
@@ -58,6 +58,7 @@ def test_a_request_states_why_and_where_its_demonstrations_are_from(
 
         def page(text: str, **more: Any) -> str:
             _, headers = ask(served.api, text, key=key, **more)
+            served.server.ledger.flush()
             return reader.text(f"requests/{headers['x-request-id']}")
 
         first = page("What is 3 + 4?")
@@ -71,6 +72,7 @@ def test_a_request_states_why_and_where_its_demonstrations_are_from(
         assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", moment)
         named = page("What is 3 + 4, again?", model="bottega/large")
         assert "<li>tier requested by the client</li>" in named and "fewer:b" not in named
+        monkeypatch.setattr("bottega.ui.requests.WRITE_SECONDS", 0.0)  # no traces follow
         passed = page("What is 3 + 4?", tools=[CALL])
         assert "<li>passed through: tools</li>" in passed
         assert "are never stored" in passed and "Set <code>[traces]" not in passed
