@@ -46,7 +46,8 @@ class WatchedRequest:
     __slots__ = ("_receive", "_watcher", "_work", "has_left")
 
     def __init__(self, work: asyncio.Task[Any], receive: Receive) -> None:
-        self._work, self._receive = work, receive
+        self._work: asyncio.Task[Any] | None = work
+        self._receive = receive
         self._watcher: asyncio.Task[None] | None = None
         self.has_left = False
 
@@ -57,13 +58,16 @@ class WatchedRequest:
     def end(self) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
+        # The task's context refers to the request: this cycle would need garbage collection.
+        self._work = None
 
     async def _cancel_when_gone(self) -> None:
         # The body is complete, so the next message is the disconnect, or an empty request.
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.has_left = True
-        self._work.cancel()
+        if self._work is not None:
+            self._work.cancel()
 
 
 class DisconnectWatcher:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, TypeVar
@@ -285,6 +285,8 @@ async def shield_for(
     """Return the result of `work`. If the caller is cancelled and `may_finish` returns True, the
     work continues for at most `seconds`, and only until `idle` is set; if it ends in time, its
     result or error replaces the cancellation. Otherwise the work is cancelled."""
+    if not seconds:
+        return await work
     task = asyncio.ensure_future(work)
     try:
         # `await task` would pass a cancellation of the caller on to the task.
@@ -321,13 +323,11 @@ async def with_first(first: bytes, chunks: AsyncGenerator[bytes]) -> AsyncGenera
         await chunks.aclose()
 
 
-@asynccontextmanager
-async def reserved_call(
+@contextmanager
+def billed_call(
     bill: Bill, call: UpstreamCall, hidden: HiddenChunks | None = None
-) -> AsyncGenerator[CallState]:
-    """Reserve the cost of a call, and book or release it if the call fails. Raises
-    `BudgetError`."""
-    await bill.reserve(call)
+) -> Iterator[CallState]:
+    """Book the cost of a call that was reserved, or release the reservation, if the call fails."""
     try:
         with track_call() as state:
             yield state

@@ -279,6 +279,8 @@ class Gateway:
     async def _images(self, job: ChatJob) -> dict[str, Image]:
         """Return the images that this request needs, by URL. Images of a request that is forwarded
         unchanged are not decoded."""
+        if not job.request.images:
+            return {}
         may_repeat = self.response_cache.enabled and job.overrides.replay
         wanted = job.bypass is None and (may_repeat or self._needs_pipeline(job))
         fetches = not job.request.keeps_image_urls
@@ -291,6 +293,8 @@ class Gateway:
 
     def _passes_urls(self, request: ChatRequest) -> bool:
         """Return whether an upstream fetches images: the gateway cannot. Raises `ApiError`."""
+        if not request.images:
+            return False
         web = [part for part in request.images if is_web(part.url)]
         able = any(served.capabilities.image_urls for served in self.completer.served)
         if not web or not able or self.fetch is not None:

@@ -25,9 +25,9 @@ from bottega.errors import (
 from bottega.gateway.accounting.limiter import BudgetError
 from bottega.gateway.calls import (
     augmented,
+    billed_call,
     fitting,
     prompted,
-    reserved_call,
     shield_for,
     with_first,
     without_rationales,
@@ -120,7 +120,8 @@ class Completer:
         # A free call has no cost to learn: cancel it when its client leaves.
         seconds = 0.0 if job.bill.is_free(call) else self.finish_seconds
         has_left = job.record.has_left
-        async with reserved_call(job.bill, call) as state:
+        await job.bill.reserve(call)
+        with billed_call(job.bill, call) as state:
             work = call.served.upstream.complete(call.body)
             completed = await shield_for(work, seconds, has_left, state.idle)
         call.abandoned = has_left()
@@ -136,7 +137,8 @@ class Completer:
         if call.reasons:
             keep = partial(setattr, call, "rationale")
             chunks = trim_stream(chunks, _trimmer(job, call), keep, hidden)
-        async with reserved_call(job.bill, call, hidden) as state:
+        await job.bill.reserve(call)
+        with billed_call(job.bill, call, hidden) as state:
             # Until the first chunk another tier may still answer.
             first = await anext(chunks, None)
             if first is None:

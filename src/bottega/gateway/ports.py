@@ -270,7 +270,9 @@ def headers_of(record: RequestRecord) -> dict[str, str]:
     cache = "augmented" if record.shots else "none"
     cache = {"replayed": "replayed", "passed_through": "passed"}.get(record.state, cache)
     # The upstream chooses the model's name; a header holds printable characters only.
-    model = "".join(c if c.isprintable() else "?" for c in record.model[:MAX_NAME])
+    model = record.model[:MAX_NAME]
+    if not model.isprintable():
+        model = "".join(c if c.isprintable() else "?" for c in model)
     headers = {
         "x-bottega-route": record.route,
         "x-bottega-model": model,

@@ -6,8 +6,8 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +31,14 @@ from bottega.openai_api.response import (
     parse_json,
     reported_failure,
 )
-from bottega.openai_api.transport import Connections, Response, StreamedResponse, Timeouts, exchange
+from bottega.openai_api.transport import (
+    Connection,
+    Connections,
+    Response,
+    StreamedResponse,
+    Timeouts,
+    exchange,
+)
 from bottega.types import Prompt
 
 Fields = dict[str, object]
@@ -191,53 +198,61 @@ class ChatClient:
                 return result
 
     async def _complete(self, body: _Body) -> ChatCompletion:
-        async with self._attempt(body) as (session, payload, _):
-            response = await exchange(session, "POST", self._url, payload, self.base_url)
-            reply = self._parsed(response)
-            if self._convert is not None:
-                reply = self._convert(reply)
-            return parse_completion(response.payload, reply, self.base_url, self.model)
+        connection, state = await self._begin_wait()
+        async with connection.slots:
+            with self._attempt(state):
+                payload = await body.read()
+                response = await exchange(
+                    connection.session, "POST", self._url, payload, self.base_url
+                )
+                reply = self._parsed(response)
+                if self._convert is not None:
+                    reply = self._convert(reply)
+                return parse_completion(response.payload, reply, self.base_url, self.model)
 
     async def _begin(self, choices: int, body: _Body) -> tuple[bytes, AsyncGenerator[bytes]]:
         events = self._events(body, choices)
         return await anext(events), events
 
     async def _events(self, body: _Body, choices: int) -> AsyncGenerator[bytes]:
-        async with self._attempt(body) as (session, payload, attempt):
-            response = StreamedResponse(self._timeouts, self.base_url, self.error)
-            try:
-                await response.request(session, self._url, payload)
-                async for event in response.events(choices):
-                    if attempt is not None:
-                        attempt.answered()
-                    yield event
-            finally:
-                response.close()
+        connection, state = await self._begin_wait()
+        async with connection.slots:
+            with self._attempt(state) as attempt:
+                payload = await body.read()
+                response = StreamedResponse(self._timeouts, self.base_url, self.error)
+                try:
+                    await response.request(connection.session, self._url, payload)
+                    async for event in response.events(choices):
+                        if attempt is not None:
+                            attempt.answered()
+                        yield event
+                finally:
+                    response.close()
 
-    @asynccontextmanager
-    async def _attempt(
-        self, body: _Body
-    ) -> AsyncIterator[tuple[aiohttp.ClientSession, bytes, Attempt | None]]:
-        """Hold a slot, and mark the call as waiting until it is free and after a failure. Yield the
-        session, the encoded body and the attempt at the breaker."""
-        breaker = self._breaker
-        if breaker is not None:
-            breaker.check()  # before the wait for a slot
+    async def _begin_wait(self) -> tuple[Connection, CallState]:
+        """Return the connection and the state of the call, which now waits for a slot. Raises
+        `PausedError`."""
+        if self._breaker is not None:
+            self._breaker.check()
         connection = await self._connections.get()
         state = _call.get() or CallState()
         state.idle.set()
-        async with connection.slots:
-            state.idle.clear()
-            state.started = perf_counter()
-            try:
-                payload = await body.read()
-                with breaker.attempt() if breaker is not None else nullcontext() as attempt:
-                    yield connection.session, payload, attempt
-            except Exception:
-                # The attempt failed, and the next one starts after a pause. A cancellation is not
-                # an `Exception`: it ends a running call.
-                state.idle.set()
-                raise
+        return connection, state
+
+    @contextmanager
+    def _attempt(self, state: CallState) -> Iterator[Attempt | None]:
+        """Count the block as an attempt at the breaker; afterwards the call waits again if it has
+        failed."""
+        state.idle.clear()
+        state.started = perf_counter()
+        try:
+            with self._breaker.attempt() if self._breaker is not None else nullcontext() as attempt:
+                yield attempt
+        except Exception:
+            # The next attempt starts after a pause. A cancellation, which is no `Exception`, ends
+            # a running call.
+            state.idle.set()
+            raise
 
     def _parsed(self, response: Response) -> JSONObject:
         if response.status >= 300:

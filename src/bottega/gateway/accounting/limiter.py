@@ -154,7 +154,8 @@ class LocalLimiter(Limiter):
 
     async def admit(self, account: Account) -> float | None:
         # First: a request whose budget is spent takes no token from the bucket.
-        self._check_spent(account, 0.0)
+        if account.usd_per_month is not None:
+            self._check_spent(account, 0.0)
         if (limit := account.requests_per_minute) is None:
             return None
         now = self._clock()
