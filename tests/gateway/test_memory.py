@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from bottega.gateway.jobs import ChatJob
 from bottega.gateway.running.server import unmap_large_blocks
+from tests.gateway.harness import client, harness, user_messages
 
 # Eight times 16 MB, with small blocks that stay between them.
 DECODING = """
@@ -44,3 +48,26 @@ def memory_growth(variant: str) -> float:
 def test_memory_of_images_is_returned() -> None:
     assert memory_growth("kept") > 30  # otherwise the next line would prove nothing
     assert memory_growth("returned") < 15
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ended_requests_are_freed_without_garbage_collection(tmp_path: Path, stream: bool) -> None:
+    def jobs() -> int:
+        return sum(type(one) is ChatJob for one in gc.get_objects())
+
+    with harness(tmp_path) as gateway, client(gateway.url) as sender:
+        gc.disable()
+        try:
+            for shade in range(3):
+                list(
+                    sender.chat.completions.create(
+                        model="bottega", messages=user_messages(shade), stream=stream
+                    )
+                )
+            gateway.wait(3)
+            end = time.monotonic() + 10
+            while jobs() and time.monotonic() < end:
+                time.sleep(0.01)
+            assert not jobs()
+        finally:
+            gc.enable()
