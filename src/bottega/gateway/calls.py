@@ -290,7 +290,7 @@ async def shield_for(
     task = asyncio.ensure_future(work)
     try:
         # `await task` would pass a cancellation of the caller on to the task.
-        await asyncio.wait([task])
+        await asyncio.shield(task)
     except asyncio.CancelledError:
         if may_finish() and not idle.is_set():
             waiting = asyncio.create_task(idle.wait())
