@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from bottega.compression.persistence import fingerprint
 from bottega.generation.weight_layout import store_by_column
 
 
@@ -30,6 +31,16 @@ def test_layout_changes_neither_weights_nor_outputs() -> None:
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, before[name])
     torch.testing.assert_close(model(ids), wanted, rtol=0, atol=1e-5)
+
+
+def test_layout_does_not_change_the_fingerprint() -> None:
+    model = Tied()
+    model.wide = nn.Linear(8, 600)  # more weights than a fingerprint reads
+    before = fingerprint(model)
+    store_by_column(model, least_bytes=0)
+
+    assert not model.wide.weight.is_contiguous()
+    assert fingerprint(model) == before
 
 
 def test_small_models_keep_their_layout() -> None:

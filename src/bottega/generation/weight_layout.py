@@ -14,6 +14,7 @@ def store_by_column(model: nn.Module, least_bytes: int = LEAST_BYTES) -> None:
     Shapes and values stay the same, and no memory is added. MKL multiplies a matrix stored by rows
     with one token at half of the memory's bandwidth. Layers with fewer outputs than inputs are
     left as they are: they are faster by rows. A tied embedding follows its linear layer.
+    `save_pretrained` refuses such weights until they are made contiguous.
     """
     linears = [
         one
