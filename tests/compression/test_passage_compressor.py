@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
+from bottega.compression.hyper_model import HyperModel
 from bottega.compression.model import RaccModel
 from bottega.compression.prefixes import PassageCompressor
 from bottega.image import Image
@@ -33,9 +34,11 @@ def prefix_of(compressor: PassageCompressor, query: Query) -> Prefix:
 
 @contextmanager
 def compressions(racc: RaccModel) -> Iterator[list[int]]:
-    """One entry for each time that the model read image, question or both."""
+    """One entry for each text (image, question or both) that the prompts read."""
     done: list[int] = []
-    hook = racc.queries.register_forward_hook(lambda *_: done.append(1))
+    reader = racc.queries.reader
+    assert reader is not None
+    hook = reader.register_forward_hook(lambda *_: done.append(1))
     yield done
     hook.remove()
 
@@ -45,9 +48,9 @@ def test_image_is_compressed_once_for_several_questions() -> None:
     compressor = compressor_of(racc)
     with compressions(racc) as done:
         prefix_of(compressor, about(9))
-        assert len(done) == 2
-        again = prefix_of(compressor, about(9, "who is it"))
         assert len(done) == 3
+        again = prefix_of(compressor, about(9, "who is it"))
+        assert len(done) == 5
 
     fresh = prefix_of(compressor_of(racc), about(9, "who is it"))
     for one, other in zip(again.layers, fresh.layers, strict=True):
@@ -55,7 +58,7 @@ def test_image_is_compressed_once_for_several_questions() -> None:
         np.testing.assert_array_equal(one[1], other[1])
 
 
-@pytest.mark.parametrize(("cached", "recomputed"), [(2, 1), (1, 2), (0, 2)])
+@pytest.mark.parametrize(("cached", "recomputed"), [(2, 2), (1, 3), (0, 3)])
 def test_image_cache_is_bounded(cached: int, recomputed: int) -> None:
     racc = tiny_models.racc()
     compressor = compressor_of(racc, cached_images=cached)
@@ -91,6 +94,20 @@ def test_training_compresses_questions_without_images_once() -> None:
 
     assert len(done) == 1
     assert query.image is query.question is query.both
+
+
+@pytest.mark.parametrize("prompting", ["appended", "reading", "both"])
+def test_prefix_is_the_same_if_texts_are_read_apart(
+    prompting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    racc = tiny_models.racc(start="random", prompting=prompting)
+    together = prefix_of(compressor_of(racc), about(9))
+    monkeypatch.setattr(HyperModel, "reads_together", False)
+    apart = prefix_of(compressor_of(racc), about(9))
+
+    for one, other in zip(together.layers, apart.layers, strict=True):
+        np.testing.assert_allclose(one[0], other[0], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(one[1], other[1], rtol=0, atol=1e-5)
 
 
 def test_prefix_depends_on_the_answer() -> None:

@@ -11,7 +11,13 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from bottega._util.settings import check_settings
-from bottega.compression.hyper_model import HyperModel, InputBuilder, Inputs, map_by_images
+from bottega.compression.hyper_model import (
+    HiddenStates,
+    HyperModel,
+    InputBuilder,
+    Inputs,
+    map_by_images,
+)
 from bottega.compression.layers import Aggregator, Initialization, Modulation
 from bottega.errors import SettingError
 from bottega.kv_prefix import Geometry, KeyValues
@@ -95,7 +101,13 @@ class TextCompressor(nn.Module):
 
     def forward(self, hyper: HyperModel, inputs: Inputs) -> Tensor:
         """Return the compressed prompts (batch, prompts, width)."""
-        states = hyper.read(inputs, self.prompts)
+        return self._compressed(hyper.read(inputs, self.prompts))
+
+    def compress_together(self, hyper: HyperModel, texts: Sequence[Inputs]) -> list[Tensor]:
+        """Return the compressed prompts (1, prompts, width) of each text, see `read_together`."""
+        return [self._compressed(one) for one in hyper.read_together(texts, self.prompts)]
+
+    def _compressed(self, states: HiddenStates) -> Tensor:
         parts = []
         if states.prompted is not None:
             parts.append((states.prompted - self.centre) / self.spread)

@@ -85,11 +85,18 @@ class PassageCompressor:
         if not query.images:
             question = self._racc.queries(self._hyper, self._inputs.texts_only([query]))
             return QueryPrompts(question, question, question)
-        rows = self._racc.queries(self._hyper, self._inputs.text_and_question(query))
-        question, both = rows.split(1)
         key = image_hashes(query)
-        if (image := self._images.get(key)) is None:
-            image = self._racc.queries(self._hyper, self._inputs.images([query]))
+        image = self._images.get(key)
+        unread = [self._inputs.images([query])] if image is None else []
+        if self._hyper.reads_together:
+            texts = [self._inputs.texts_only([query]), self._inputs.questions([query]), *unread]
+            question, both, *read = self._racc.queries.compress_together(self._hyper, texts)
+        else:
+            rows = self._racc.queries(self._hyper, self._inputs.text_and_question(query))
+            question, both = rows.split(1)
+            read = [self._racc.queries(self._hyper, one) for one in unread]
+        if image is None:
+            [image] = read
             self._images.put(key, image)
         return QueryPrompts(image, question, both)
 
