@@ -289,8 +289,7 @@ async def shield_for(
         return await work
     task = asyncio.ensure_future(work)
     try:
-        # `await task` would pass a cancellation of the caller on to the task.
-        await asyncio.shield(task)
+        await _end_of(task)
     except asyncio.CancelledError:
         if may_finish() and not idle.is_set():
             waiting = asyncio.create_task(idle.wait())
@@ -311,6 +310,19 @@ async def shield_for(
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
     return task.result()
+
+
+async def _end_of(task: asyncio.Future[Any]) -> None:
+    """Wait until the task has ended. A cancellation of the caller does not reach the task, unlike
+    with `await task`, and an error of the task does not reach the caller."""
+    ended = asyncio.get_running_loop().create_future()
+
+    def end(_: object) -> None:
+        if not ended.done():  # the caller may have been cancelled
+            ended.set_result(None)
+
+    task.add_done_callback(end)
+    await ended
 
 
 async def with_first(first: bytes, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
