@@ -199,6 +199,7 @@ class Batch:
         """Return the mask of prompts plus `length` more tokens, and the positions of the latter.
         Decoder-only models only."""
         longer = self._padded(0, length)
+        # Not `-length:`, which selects all positions if `length` is 0.
         return longer["attention_mask"], self._positions(longer)[..., self.ids.shape[1] :]
 
     def with_dummies(self, length: int) -> dict[str, Any]:

@@ -217,27 +217,27 @@ def test_joint_pass_without_gradients_equals_two_passes(
     torch.testing.assert_close(together.hidden[real], apart.hidden[real], atol=1e-4, rtol=1e-4)
 
 
-SHARED = [[10, 20, 21, 30], [10, 20, 21, IMAGE, 30], [10, 20, IMAGE, 30], [10, IMAGE, 30]]
+COMMON_PREFIXES = [[10, 20, 21, 30], [10, 20, 21, IMAGE, 30], [10, 20, IMAGE, 30], [10, IMAGE, 30]]
 
 
 @pytest.mark.parametrize("prompted", [True, False])
 @pytest.mark.parametrize("layer", [-1, 1])
 @pytest.mark.parametrize("name", ["llava", "fast_vlm", "qwen2_vl", "qwen2_5_vl", "smolvlm"])
-def test_texts_read_together_equal_texts_read_apart(name: str, layer: int, prompted: bool) -> None:
+def test_packed_pass_equals_separate_passes(name: str, layer: int, prompted: bool) -> None:
     shown = tiny(name)
     # In double precision, because sharp attention amplifies rounding.
     model = HyperModel(deepcopy(shown.model).double(), layer=layer)
     inputs = [
-        {name: one.double() if one.is_floating_point() else one for name, one in given.items()}
-        for given in map(shown.inputs, SHARED)
+        {key: one.double() if one.is_floating_point() else one for key, one in given.items()}
+        for given in map(shown.inputs, COMMON_PREFIXES)
     ]
     prompts = model.embed(torch.tensor(SUFFIX)) if prompted else None
 
     with torch.inference_mode():
-        apart = [model.read(one, prompts) for one in inputs]
-        together = model.read_together(inputs, prompts)
+        separate = [model.read(one, prompts) for one in inputs]
+        packed = model.read_packed(inputs, prompts)
 
-    for ours, theirs in zip(together, apart, strict=True):
+    for ours, theirs in zip(packed, separate, strict=True):
         torch.testing.assert_close(ours.mask, theirs.mask)
         torch.testing.assert_close(ours.hidden, theirs.hidden, atol=1e-5, rtol=1e-5)
         assert (ours.prompted is None) == (theirs.prompted is None) == (not prompted)
@@ -246,24 +246,24 @@ def test_texts_read_together_equal_texts_read_apart(name: str, layer: int, promp
 
 
 @pytest.mark.parametrize("name", ["llava", "fast_vlm"])
-def test_equal_beginnings_are_read_once(name: str) -> None:
+def test_common_prefixes_are_read_once(name: str) -> None:
     shown, lengths = tiny(name), list[int]()
     model = HyperModel(shown.model)
-    inputs = [shown.inputs(row) for row in SHARED]
+    inputs = [shown.inputs(row) for row in COMMON_PREFIXES]
     decoder = shown.model.get_decoder().get_decoder()
     hook = decoder.norm.register_forward_hook(lambda *given: lengths.append(given[1][0].shape[1]))
     with torch.inference_mode():
-        model.read_together(inputs, model.embed(torch.tensor(SUFFIX)))
+        model.read_packed(inputs, model.embed(torch.tensor(SUFFIX)))
     hook.remove()
 
-    own = len([10, 20, 21, 30]) + 3 * len([IMAGE, 30]) + 3 * (shown.tokens - 1)
-    assert lengths == [own + len(SHARED) * len(SUFFIX)]
+    distinct = len([10, 20, 21, 30]) + 3 * len([IMAGE, 30]) + 3 * (shown.tokens - 1)
+    assert lengths == [distinct + len(COMMON_PREFIXES) * len(SUFFIX)]
 
 
-def test_models_whose_images_depend_on_the_text_read_apart() -> None:
-    assert hyper("llava").reads_together
-    assert not hyper("instructblip_llama").reads_together
-    assert not hyper("blip2_t5").reads_together
+def test_models_with_text_dependent_images_do_not_support_packing() -> None:
+    assert hyper("llava").supports_packing
+    assert not hyper("instructblip_llama").supports_packing
+    assert not hyper("blip2_t5").supports_packing
 
 
 class Passes:

@@ -34,7 +34,7 @@ def prefix_of(compressor: PassageCompressor, query: Query) -> Prefix:
 
 @contextmanager
 def compressions(racc: RaccModel) -> Iterator[list[int]]:
-    """One entry for each text (image, question or both) that the prompts read."""
+    """Yield a list that gains an entry for each compressed input: image, question or both."""
     done: list[int] = []
     reader = racc.queries.reader
     assert reader is not None
@@ -97,15 +97,15 @@ def test_training_compresses_questions_without_images_once() -> None:
 
 
 @pytest.mark.parametrize("prompting", ["appended", "reading", "both"])
-def test_prefix_is_the_same_if_texts_are_read_apart(
+def test_prefix_is_the_same_without_packing(
     prompting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     racc = tiny_models.racc(start="random", prompting=prompting)
-    together = prefix_of(compressor_of(racc), about(9))
-    monkeypatch.setattr(HyperModel, "reads_together", False)
-    apart = prefix_of(compressor_of(racc), about(9))
+    packed = prefix_of(compressor_of(racc), about(9))
+    monkeypatch.setattr(HyperModel, "supports_packing", False)
+    separate = prefix_of(compressor_of(racc), about(9))
 
-    for one, other in zip(together.layers, apart.layers, strict=True):
+    for one, other in zip(packed.layers, separate.layers, strict=True):
         np.testing.assert_allclose(one[0], other[0], rtol=0, atol=1e-5)
         np.testing.assert_allclose(one[1], other[1], rtol=0, atol=1e-5)
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from bottega.compression.persistence import fingerprint
-from bottega.generation.weight_layout import store_by_column
+from bottega.generation.weight_layout import make_column_major
 
 
 class Tied(nn.Module):
@@ -23,21 +23,22 @@ class Tied(nn.Module):
 def test_layout_changes_neither_weights_nor_outputs() -> None:
     torch.manual_seed(0)
     model, ids = Tied(), torch.arange(30)
-    before, wanted = {n: w.clone() for n, w in model.state_dict().items()}, model(ids)
-    store_by_column(model, least_bytes=0)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    expected = model(ids)
+    make_column_major(model, least_bytes=0)
 
     assert [one.weight.stride() for one in (model.wide, model.narrow)] == [(1, 20), (20, 1)]
     assert model.head.weight is model.embedding.weight
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, before[name])
-    torch.testing.assert_close(model(ids), wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-5)
 
 
 def test_layout_does_not_change_the_fingerprint() -> None:
     model = Tied()
-    model.wide = nn.Linear(8, 600)  # more weights than a fingerprint reads
+    model.wide = nn.Linear(8, 600)  # more weights than the fingerprint reads
     before = fingerprint(model)
-    store_by_column(model, least_bytes=0)
+    make_column_major(model, least_bytes=0)
 
     assert not model.wide.weight.is_contiguous()
     assert fingerprint(model) == before
@@ -45,6 +46,6 @@ def test_layout_does_not_change_the_fingerprint() -> None:
 
 def test_small_models_keep_their_layout() -> None:
     model = Tied()
-    store_by_column(model)
+    make_column_major(model)
 
     assert all(one.weight.is_contiguous() for one in (model.wide, model.narrow, model.head))

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from bottega.compression.shared_texts import SharedTexts
+from bottega.compression.packed_texts import PackedTexts
 from bottega.kv_prefix import KEEP_NO_LOGITS, Batch, decoder_config
 from bottega.types import Example, Message, Prompt, Query
 
@@ -44,8 +44,7 @@ def map_by_images(
 
 Inputs = Mapping[str, Any]
 TOKEN_INPUTS = ("input_ids", "attention_mask", "position_ids", "mm_token_type_ids")
-# Decoders in which a token's states depend only on the tokens before it, and which accept a mask of
-# all pairs of tokens.
+# Decoders with causal attention that accept a four-dimensional attention mask.
 CAUSAL_DECODERS = {"llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text"}
 
 
@@ -104,33 +103,34 @@ class HyperModel:
         return self._encode(batch, rows) if batch.is_encoder_decoder else self._decode(batch, rows)
 
     @property
-    def reads_together(self) -> bool:
-        """Whether `read_together` supports this model."""
+    def supports_packing(self) -> bool:
+        """Whether `read_packed` supports this model."""
         config = decoder_config(self.model)
         accepts_mask = config._attn_implementation in ("sdpa", "eager")
         return config.model_type in CAUSAL_DECODERS and accepts_mask and self._merges_images
 
-    def read_together(
+    def read_packed(
         self, texts: Sequence[Inputs], prompts: Tensor | None = None
     ) -> list[HiddenStates]:
-        """Return what `read` returns for several inputs of one row, from one pass. Equal beginnings
-        are read once; inputs with images must have the same images in the same order."""
+        """Read several texts in one pass, and return for each what `read` returns. Common prefixes
+        are read once. Each of `texts` has one row; those with images must have the same images in
+        the same order."""
         decoder, batches = self._decoder, [Batch(self.model, one) for one in texts]
         weights = self.model.get_input_embeddings().weight
         appended = weights[:0] if prompts is None else prompts.to(weights.device, weights.dtype)
-        shared = SharedTexts([batch.ids[0].tolist() for batch in batches], len(appended))
+        packed = PackedTexts([batch.ids[0].tolist() for batch in batches], len(appended))
         embedded, positions = [], []
         for batch in batches:
             inputs, (_, after) = batch.inputs_after(0), batch.continuation(len(appended))
             own = _input_of(decoder.layers[0], batch.output, inputs)[0]
             embedded.append(torch.cat([own, appended]))
-            at = torch.cat([inputs["position_ids"], after], dim=-1)
-            positions.append(at.movedim(-1, 0))  # Qwen's have three axes
-        sequence = shared.joined(embedded)[None]
+            own_positions = torch.cat([inputs["position_ids"], after], dim=-1)
+            positions.append(own_positions.movedim(-1, 0))  # Qwen's have three axes
+        sequence = packed.pack(embedded)[None]
         arguments = {
             "inputs_embeds": sequence,
-            "attention_mask": shared.mask(sequence),
-            "position_ids": shared.joined(positions).movedim(0, -1),
+            "attention_mask": packed.attention_mask(sequence),
+            "position_ids": packed.pack(positions).movedim(0, -1),
         }
         if prompts is None and 0 <= self.layer < self.depth:  # later layers need not run
             hidden = last = _input_of(decoder.layers[self.layer], decoder, arguments)
@@ -138,7 +138,7 @@ class HyperModel:
             out = decoder(**arguments, output_hidden_states=True, use_cache=False)
             hidden, last = out.hidden_states[self.layer], out.last_hidden_state
         read = []
-        for path, batch in zip(shared.paths, batches, strict=True):
+        for path, batch in zip(packed.paths, batches, strict=True):
             length = batch.ids.shape[1]
             prompted = None if prompts is None else last[:, path[length:]]
             read.append(HiddenStates(hidden[:, path[:length]], batch.mask, prompted))
@@ -146,8 +146,7 @@ class HyperModel:
 
     @property
     def _merges_images(self) -> bool:
-        """Whether the model puts image features, which do not depend on the text, in the place of
-        image tokens."""
+        """Whether image tokens are replaced by image features that do not depend on the text."""
         return hasattr(getattr(self.model, "model", None), "get_placeholder_mask")
 
     def _decode(self, batch: Batch, rows: Tensor | None) -> HiddenStates:
@@ -235,7 +234,7 @@ class _ReachedError(Exception):
 
 @torch.no_grad()
 def _input_of(layer: nn.Module, model: Callable[..., Any], inputs: Inputs) -> Tensor:
-    """Return the hidden states that enter a layer of the model, without running later layers."""
+    """Return the hidden states that enter a layer, without running it or later layers."""
 
     def stop(_: nn.Module, given: tuple[Tensor, ...]) -> None:
         raise _ReachedError(given[0])

@@ -103,9 +103,10 @@ class TextCompressor(nn.Module):
         """Return the compressed prompts (batch, prompts, width)."""
         return self._compressed(hyper.read(inputs, self.prompts))
 
-    def compress_together(self, hyper: HyperModel, texts: Sequence[Inputs]) -> list[Tensor]:
-        """Return the compressed prompts (1, prompts, width) of each text, see `read_together`."""
-        return [self._compressed(one) for one in hyper.read_together(texts, self.prompts)]
+    def compress_packed(self, hyper: HyperModel, texts: Sequence[Inputs]) -> list[Tensor]:
+        """Return the compressed prompts (1, prompts, width) of each text, from one pass over all:
+        see `HyperModel.read_packed`."""
+        return [self._compressed(one) for one in hyper.read_packed(texts, self.prompts)]
 
     def _compressed(self, states: HiddenStates) -> Tensor:
         parts = []

@@ -88,9 +88,9 @@ class PassageCompressor:
         key = image_hashes(query)
         image = self._images.get(key)
         unread = [self._inputs.images([query])] if image is None else []
-        if self._hyper.reads_together:
+        if self._hyper.supports_packing:
             texts = [self._inputs.texts_only([query]), self._inputs.questions([query]), *unread]
-            question, both, *read = self._racc.queries.compress_together(self._hyper, texts)
+            question, both, *read = self._racc.queries.compress_packed(self._hyper, texts)
         else:
             rows = self._racc.queries(self._hyper, self._inputs.text_and_question(query))
             question, both = rows.split(1)

@@ -58,7 +58,8 @@ class WatchedRequest:
     def end(self) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
-        # The task's context refers to the request: this cycle would need garbage collection.
+        # The task's context refers to this request. Break the cycle: otherwise both would stay
+        # until the next garbage collection.
         self._work = None
 
     async def _cancel_when_gone(self) -> None:

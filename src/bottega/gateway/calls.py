@@ -289,7 +289,7 @@ async def shield_for(
         return await work
     task = asyncio.ensure_future(work)
     try:
-        await _end_of(task)
+        await _wait_until_done(task)
     except asyncio.CancelledError:
         if may_finish() and not idle.is_set():
             waiting = asyncio.create_task(idle.wait())
@@ -312,17 +312,17 @@ async def shield_for(
     return task.result()
 
 
-async def _end_of(task: asyncio.Future[Any]) -> None:
-    """Wait until the task has ended. A cancellation of the caller does not reach the task, unlike
-    with `await task`, and an error of the task does not reach the caller."""
-    ended = asyncio.get_running_loop().create_future()
+async def _wait_until_done(task: asyncio.Future[Any]) -> None:
+    """Wait until the task is done. Unlike `await task`, do not pass a cancellation of the caller on
+    to the task, or raise the task's error."""
+    done = asyncio.get_running_loop().create_future()
 
-    def end(_: object) -> None:
-        if not ended.done():  # the caller may have been cancelled
-            ended.set_result(None)
+    def set_done(_: object) -> None:
+        if not done.done():  # the caller may have been cancelled
+            done.set_result(None)
 
-    task.add_done_callback(end)
-    await ended
+    task.add_done_callback(set_done)
+    await done
 
 
 async def with_first(first: bytes, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
@@ -339,7 +339,8 @@ async def with_first(first: bytes, chunks: AsyncGenerator[bytes]) -> AsyncGenera
 def billed_call(
     bill: Bill, call: UpstreamCall, hidden: HiddenChunks | None = None
 ) -> Iterator[CallState]:
-    """Book the cost of a call that was reserved, or release the reservation, if the call fails."""
+    """Track a call whose cost is reserved. If it fails, book its cost or release the
+    reservation."""
     try:
         with track_call() as state:
             yield state

@@ -26,7 +26,7 @@ from bottega.generation.tokenization import (
     decoded_images,
 )
 from bottega.generation.tree_generation import TreeGenerator, parts_by_length
-from bottega.generation.weight_layout import store_by_column
+from bottega.generation.weight_layout import make_column_major
 from bottega.image import Image
 from bottega.kv_prefix import reading_model
 from bottega.types import Completion, Prefix, Prompt, Sampling, Usage
@@ -76,7 +76,7 @@ class LoadedModel:
         ends = {processor.tokenizer.eos_token_id}
         model = model.to(target).eval()
         if target.type == "cpu" and model.dtype == torch.float32:
-            store_by_column(model)
+            make_column_major(model)
         for part in _generating_parts(model):
             found = part.generation_config.eos_token_id
             ends |= {*(found if isinstance(found, list) else [found])}

@@ -8,13 +8,15 @@ from torch import nn
 LEAST_BYTES = 64 * 1024 * 1024
 
 
-def store_by_column(model: nn.Module, least_bytes: int = LEAST_BYTES) -> None:
-    """Store the weights of linear layers column by column, in place, if they take `least_bytes`.
+def make_column_major(model: nn.Module, least_bytes: int = LEAST_BYTES) -> None:
+    """Convert the weights of linear layers to column-major order in place, if they take at least
+    `least_bytes`.
 
-    Shapes and values stay the same, and no memory is added. MKL multiplies a matrix stored by rows
-    with one token at half of the memory's bandwidth. Layers with fewer outputs than inputs are
-    left as they are: they are faster by rows. A tied embedding follows its linear layer.
-    `save_pretrained` refuses such weights until they are made contiguous.
+    Shapes, values and memory use stay the same. MKL multiplies a row-major matrix by one token at
+    about half of the memory bandwidth. Layers with fewer outputs than inputs stay row-major, which
+    is faster for them. A tied embedding changes with its linear layer.
+    `save_pretrained` fails for tied weights in this order (transformers 5.23): make them contiguous
+    first.
     """
     linears = [
         one

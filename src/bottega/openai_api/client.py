@@ -230,8 +230,8 @@ class ChatClient:
                     response.close()
 
     async def _begin_wait(self) -> tuple[Connection, CallState]:
-        """Return the connection and the state of the call, which now waits for a slot. Raises
-        `PausedError`."""
+        """Mark the call as waiting for a slot, and return the connection and the call's state.
+        Raises `PausedError`."""
         if self._breaker is not None:
             self._breaker.check()
         connection = await self._connections.get()
@@ -241,15 +241,15 @@ class ChatClient:
 
     @contextmanager
     def _attempt(self, state: CallState) -> Iterator[Attempt | None]:
-        """Count the block as an attempt at the breaker; afterwards the call waits again if it has
-        failed."""
+        """Count the block as an attempt at the breaker. If it fails, mark the call as waiting
+        again."""
         state.idle.clear()
         state.started = perf_counter()
         try:
             with self._breaker.attempt() if self._breaker is not None else nullcontext() as attempt:
                 yield attempt
         except Exception:
-            # The next attempt starts after a pause. A cancellation, which is no `Exception`, ends
+            # The next attempt starts after a pause. A cancellation is not an `Exception`: it ends
             # a running call.
             state.idle.set()
             raise
