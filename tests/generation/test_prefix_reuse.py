@@ -105,8 +105,8 @@ def assistant(text: str) -> Message:
 
 
 def reader_of(model: TransformersGenerator) -> BatchReader:
-    assert model._loaded is not None and model._loaded.reader is not None
-    return model._loaded.reader
+    assert model.loaded.reader is not None
+    return model.loaded.reader
 
 
 @contextmanager
@@ -299,8 +299,8 @@ async def test_a_bidirectional_model_reads_whole_prompts(tmp_path: Path) -> None
 async def test_models_with_sliding_or_recurrent_caches_are_excluded(fast: Path) -> None:
     model = TransformersGenerator(fast)
     await model.load()
-    loaded = model._loaded
-    assert loaded is not None and loaded.reader is not None
+    loaded = model.loaded
+    assert loaded.reader is not None
     loaded.model.config.text_config.layer_types = ["full_attention", "sliding_attention"]
     loaded.model.config.text_config.sliding_window = 8
     assert BatchReader.for_model(loaded.model, loaded.processor, loaded.vision_cache, 1024) is None
@@ -332,7 +332,7 @@ async def test_memory_is_bounded_and_released(fast: Path) -> None:
 def test_a_size_of_zero_caches_nothing(fast: Path) -> None:
     model = TransformersGenerator(fast, prefix_cache_mb=0)
     asyncio.run(model.load())
-    assert model._loaded is not None and model._loaded.reader is None
+    assert model.loaded.reader is None
     asyncio.run(model.aclose())
     with pytest.raises(SettingError, match="prefix_cache_mb"):
         TransformersGenerator(fast, prefix_cache_mb=-1)

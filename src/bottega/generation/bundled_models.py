@@ -13,6 +13,7 @@ from bottega._util.photographs import is_photograph, may_be_photograph
 from bottega.bundled import bundled_folder
 from bottega.bundled.efficientnet import fuse, weights_installed
 from bottega.bundled.photo_model import NETWORKS
+from bottega.errors import needs_extra
 from bottega.generation.local import TransformersGenerator
 from bottega.image import Image
 from bottega.protocols import Generator
@@ -20,7 +21,7 @@ from bottega.types import Prompt, Reply, Sampling
 
 if TYPE_CHECKING:
     from bottega.generation.caches import FeatureSource
-    from bottega.generation.loaded import LoadedModel
+    from bottega.generation.in_process import InProcessModel
 
 WARNING = (
     "this bundled model cannot read photographs: its vision was trained on 64 x 64 synthetic"
@@ -65,7 +66,14 @@ class BundledGenerator(TransformersGenerator):
         await self._photographs.run(prompt)
         return await super().generate(prompt, sampling)
 
-    def _model(self) -> LoadedModel:
+    def _load(self) -> InProcessModel:
+        if self._keep or self._device != "cpu" or self._dtype not in ("auto", "float32"):
+            return super()._load()
+        with needs_extra("local"):
+            from bottega.generation.tree_model import TreeModel
+        return TreeModel.load(self._source)
+
+    def _model(self) -> InProcessModel:
         model = super()._model()
         if model.vision_cache is not None:
             model.vision_cache.views = drawing_views
@@ -86,7 +94,7 @@ class PhotoGenerator(TransformersGenerator):
         if self._loaded is not None and self._loaded.vision_cache is not None:
             self._loaded.vision_cache.sources = sources
 
-    def _model(self) -> LoadedModel:
+    def _model(self) -> InProcessModel:
         if self._loaded is None:
             model = super()._model()
             fuse(model.model.base_model.vision_tower)

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image as Pillow
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from bottega._util.caching import LRUCache
 
@@ -210,6 +209,8 @@ class VisionCache:
     def model_inputs(self, features: Sequence[torch.Tensor]) -> dict[str, Any]:
         """Return the model inputs for images in prompt order. The features are a tuple or one
         tensor, as the model's own vision tower returns them."""
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
         pooled: Any = tuple(features) if self._separate else torch.stack(list(features))
         return {"mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=pooled)}}
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
 import transformers
 from transformers.cache_utils import DynamicLayer
 
-from bottega.errors import BottegaError, GenerationError
 from bottega.generation.caches import VisionCache
-from bottega.generation.model_files import first_line, load_parts
+from bottega.generation.in_process import InProcessModel, to_reply
+from bottega.generation.model_files import load_parts
 from bottega.generation.prefix_reuse import BatchReader, prefixed_inputs
 from bottega.generation.sampling import GumbelSampler, SampleRow, StopCriterion, to_completion
 from bottega.generation.token_tree import TokenTree
@@ -25,17 +24,12 @@ from bottega.generation.tokenization import (
     adds_special_tokens,
     decoded_images,
 )
-from bottega.generation.tree_generation import TreeGenerator, parts_by_length
+from bottega.generation.tree_generation import TreeGenerator
 from bottega.generation.weight_layout import make_column_major
-from bottega.image import Image
 from bottega.kv_prefix import reading_model
-from bottega.types import Completion, Prefix, Prompt, Sampling, Usage
+from bottega.types import Completion, Prompt, Sampling, Usage
 
 hf: Any = transformers  # partly annotated
-ONE_IMAGE = (
-    "show no demonstrations or passages with images (--methods racc gives them to the compressor"
-    " one by one), or use a model that takes several images"
-)
 
 
 def _generating_parts(model: Any) -> list[Any]:
@@ -45,16 +39,10 @@ def _generating_parts(model: Any) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class LoadedModel:
-    """Loaded vision-language model with its processor and caches. Its methods block."""
+class LoadedModel(InProcessModel):
+    """Vision-language model of transformers."""
 
-    model: Any
-    processor: Any
-    ends: frozenset[int]
-    control: ControlTokens
-    vision_cache: VisionCache | None
     reader: BatchReader | None = None
-    tree: TreeGenerator | None = None
 
     @classmethod
     def load(
@@ -86,90 +74,21 @@ class LoadedModel:
         vision_cache = VisionCache.for_model(model, processor)
         reader = BatchReader.for_model(model, processor, vision_cache, cache_bytes)
         control = ControlTokens.for_processor(processor)
-        loaded = cls(model, processor, frozenset(ends - {None}), control, vision_cache, reader)
+        loaded = cls(
+            model, processor, frozenset(ends - {None}), control, vision_cache, reader=reader
+        )
         # Both reuse prefixes; the tree also saves work within the layers of a small decoder.
         tree = TokenTree.for_model(model) if vision_cache and not reader else None
         if tree is None:
             return loaded
         return replace(loaded, tree=TreeGenerator(tree, loaded.ends, loaded._decode))
 
-    @property
-    def max_images(self) -> int | None:
-        """Maximum images of a prompt, None without a limit."""
-        return getattr(self.processor, "max_images", None)
-
-    def render(
-        self, prompt: Prompt, sampling: Sampling, prefix: Prefix | None = None
-    ) -> RenderedPrompt:
-        parts = [part for message in prompt.messages for part in message.parts]
-        images = tuple(part for part in parts if isinstance(part, Image))
-        prefilled = bool(prompt.messages) and prompt.messages[-1].role == "assistant"
-        if self.max_images is not None and len(images) > self.max_images:
-            raise GenerationError(
-                f"the model takes {self.max_images} image per prompt, got {len(images)}",
-                hint=ONE_IMAGE,
-            )
-        try:
-            text = self.processor.apply_chat_template(
-                [
-                    {"role": message.role, "content": list(map(self._part, message.parts))}
-                    for message in prompt.messages
-                ],
-                add_generation_prompt=not prefilled,
-                continue_final_message=prefilled,
-            )
-        except Exception as error:  # templates raise errors of any type
-            raise GenerationError(
-                f"the chat template rejects the prompt: {first_line(error)}",
-                hint="check that the model accepts this order of roles, several images and a system"
-                " turn",
-            ) from error
-        marker = getattr(self.processor, "image_token", None)
-        if marker and text.count(marker) != len(images):
-            raise GenerationError(
-                f"{len(images)} images need as many image tokens, got {text.count(marker)}",
-                hint="check that the chat template accepts images in these turns, and that many",
-            )
-        return RenderedPrompt(text, images, sampling, prefix=prefix)
-
-    def batch_kind(self, rendered: RenderedPrompt) -> tuple[bool, int, int]:
-        """Return what the prompts of one batch must have in common. `_from_tree` reads any prompts
-        together."""
-        images, samples, prefix = rendered.shape[:3]
-        return (images, samples, prefix) if prefix or self.tree is None else (False, 1, 0)
-
-    def decode(self, rendered: RenderedPrompt) -> RenderedPrompt:
-        """Add the decoded images that `answer` needs. Raises `ImageError`."""
-        needed = {
-            image.sha256: image
-            for image in rendered.images
-            if self.vision_cache is None or not self.vision_cache.contains(image.sha256)
-        }
-        return replace(
-            rendered, decoded={sha: one.decode_for_model() for sha, one in needed.items()}
-        )
+    def full(self) -> LoadedModel:
+        return self
 
     def encode(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
         """Return left-padded model inputs; either all prompts have images or none has."""
         return dict(self._inputs([self.decode(self.render(one, Sampling())) for one in prompts]))
-
-    def answer(self, batch: Sequence[RenderedPrompt]) -> list[tuple[tuple[Completion, ...], Usage]]:
-        """Generate the completions and usage of each prompt. Raises `GenerationError`. All prompts
-        have the same number of samples, and either all have images or none has."""
-        try:
-            with torch.inference_mode():
-                return self._answer(batch)
-        except BottegaError:
-            raise
-        except Exception as error:
-            out = isinstance(error, torch.OutOfMemoryError) or "memory" in str(error).lower()
-            raise GenerationError(
-                f"the model failed: {first_line(error)}",
-                hint="lower `max_batch` or `prefix_cache_mb`, use fewer shots, or reduce the images"
-                if out
-                else "check that the model accepts several images per prompt, and prompts of this"
-                " length",
-            ) from error
 
     def _answer(
         self, batch: Sequence[RenderedPrompt]
@@ -190,44 +109,8 @@ class LoadedModel:
         answers = []
         for i, one in enumerate(batch):
             found = generated[i * samples : (i + 1) * samples]
-            answers.append(_reply(one, found, prompt_tokens[i]))
+            answers.append(to_reply(one, found, prompt_tokens[i]))
         return answers
-
-    def _from_tree(
-        self, generator: TreeGenerator, batch: Sequence[RenderedPrompt]
-    ) -> list[tuple[tuple[Completion, ...], Usage]]:
-        generator.tree.trim()
-        prompts = self._tree_keys(generator.tree, batch)
-        answers: dict[int, tuple[tuple[Completion, ...], Usage]] = {}
-        for part in parts_by_length(list(map(len, prompts))):
-            indices = [number for number in part for _ in range(batch[number].samples)]
-            rows = [
-                SampleRow(batch[number].sampling, index)
-                for number in part
-                for index in range(batch[number].samples)
-            ]
-            found = iter(generator.generate([prompts[number] for number in indices], rows))
-            for number in part:
-                completions = [next(found) for _ in range(batch[number].samples)]
-                answers[number] = _reply(batch[number], completions, len(prompts[number]))
-        return [answers[number] for number in range(len(batch))]
-
-    def _tree_keys(self, tree: TokenTree, batch: Sequence[RenderedPrompt]) -> list[list[int]]:
-        """Return the tokens of each prompt as keys of the tree."""
-        assert self.vision_cache is not None
-        shas = [sha for one in batch for sha in one.image_keys]
-        features = self.vision_cache.features(shas, decoded_images(batch))
-        texts = [self.vision_cache.expand_placeholders(one.text) for one in batch]
-        special = adds_special_tokens(self.processor, texts[0])
-        found = self.processor.tokenizer(texts, add_special_tokens=special)["input_ids"]
-        marker = self.model.config.image_token_id
-        keys = []
-        for one, ids in zip(batch, found, strict=True):
-            images = chain.from_iterable(
-                tree.image_keys(sha, features[sha]) for sha in one.image_keys
-            )
-            keys.append([next(images) if token == marker else token for token in ids])
-        return keys
 
     def _read(
         self, batch: Sequence[RenderedPrompt], tokenized: Sequence[TokenizedPrompt]
@@ -336,21 +219,3 @@ class LoadedModel:
             pad_token_id=self.processor.tokenizer.pad_token_id,
             **more,
         )
-
-    def _decode(self, tokens: list[int]) -> str:
-        text = str(self.processor.tokenizer.decode(tokens, skip_special_tokens=True))
-        return self.control.unescape(text)
-
-    def _part(self, part: str | Image) -> dict[str, str]:
-        if isinstance(part, str):
-            return {"type": "text", "text": self.control.escape(part)}
-        return {"type": "image"}
-
-
-def _reply(
-    one: RenderedPrompt, found: Sequence[tuple[Completion, int]], prompt_tokens: int
-) -> tuple[tuple[Completion, ...], Usage]:
-    """Return the completions of a prompt and its usage; greedy completions are copied."""
-    copies = one.sampling.n // one.samples
-    completions = tuple(replace(completion) for completion, _ in found) * copies
-    return completions, Usage(prompt_tokens, sum(count for _, count in found) * copies)

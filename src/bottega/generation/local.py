@@ -19,6 +19,7 @@ from bottega.image import Image
 from bottega.types import Prefix, Prompt, Reply, Sampling
 
 if TYPE_CHECKING:
+    from bottega.generation.in_process import InProcessModel
     from bottega.generation.loaded import LoadedModel
     from bottega.generation.tokenization import RenderedPrompt
 
@@ -88,7 +89,7 @@ class TransformersGenerator:
         self._device, self._dtype, self._keep = device, dtype, prefix_cache_mb * 1024 * 1024
         self._trust_remote_code = trust_remote_code
         self._max_batch, self._threads = max_batch, threads
-        self._loaded: LoadedModel | None = None
+        self._loaded: InProcessModel | None = None
         self._waiting: list[Request] = []
         self._lock = threading.Lock()
         self._worker: ThreadPoolExecutor | None = None
@@ -108,7 +109,7 @@ class TransformersGenerator:
             raise SettingError(
                 f"{self.name} is not loaded", hint="call await generator.load() first"
             )
-        return self._loaded
+        return self._loaded.full()
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         return await self._ask(Request(prompt, sampling))
@@ -119,7 +120,7 @@ class TransformersGenerator:
 
     async def run(self, work: Callable[[LoadedModel], Done]) -> Done:
         """Run other work with the model, in its thread, between two batches."""
-        return await asyncio.wrap_future(self._submit(lambda: work(self._model())))
+        return await asyncio.wrap_future(self._submit(lambda: work(self._model().full())))
 
     async def _ask(self, request: Request) -> Reply:
         return await traced_reply(self.name, request.prompt, request.sampling, self._reply(request))
@@ -154,20 +155,23 @@ class TransformersGenerator:
                 self._worker = ThreadPoolExecutor(1, self.name, initializer=wait)
             return self._worker.submit(work)
 
-    def _model(self) -> LoadedModel:
+    def _model(self) -> InProcessModel:
         if self._loaded is None:
             # One load at a time in the process: concurrent imports of transformers fail.
             with LOADING:
                 with needs_extra("local"):
                     import torch
-
-                    from bottega.generation.loaded import LoadedModel
                 if self._threads is not None:
                     torch.set_num_threads(self._threads)
-                self._loaded = LoadedModel.load(
-                    self._source, self._device, self._dtype, self._keep, self._trust_remote_code
-                )
+                self._loaded = self._load()
         return self._loaded
+
+    def _load(self) -> InProcessModel:
+        with needs_extra("local"):
+            from bottega.generation.loaded import LoadedModel
+        return LoadedModel.load(
+            self._source, self._device, self._dtype, self._keep, self._trust_remote_code
+        )
 
     def _answer_next_batch(self) -> None:
         """Answer one batch. Called by each request that still waits; the call may find none."""
@@ -211,7 +215,7 @@ class TransformersGenerator:
         )
 
     def _batches(
-        self, model: LoadedModel, rendered: Iterator[tuple[Request, RenderedPrompt]]
+        self, model: InProcessModel, rendered: Iterator[tuple[Request, RenderedPrompt]]
     ) -> Iterator[list[tuple[Request, RenderedPrompt]]]:
         ordered = sorted(rendered, key=lambda pair: pair[1].shape)
         for _, group in groupby(ordered, key=lambda pair: model.batch_kind(pair[1])):
@@ -225,7 +229,9 @@ class TransformersGenerator:
                 batch.append(pair)
             yield batch
 
-    def _answer(self, model: LoadedModel, batch: Sequence[tuple[Request, RenderedPrompt]]) -> None:
+    def _answer(
+        self, model: InProcessModel, batch: Sequence[tuple[Request, RenderedPrompt]]
+    ) -> None:
         ready = list(_each(batch, model.decode))
         try:
             answers = model.answer([rendered for _, rendered in ready]) if ready else []

@@ -10,6 +10,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from bottega._util.native import load_from_hub
 from bottega.errors import ModelLoadError
+from bottega.generation.in_process import first_line
 from bottega.generation.plain_text import with_plain_text
 
 hf: Any = transformers  # partly annotated
@@ -84,9 +85,3 @@ def _images_only(source: str, options: Mapping[str, Any]) -> Any:
         "check_argument_for_proper_class": check,
     }
     return part(type(family.__name__, (family,), overrides))
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of the error message, at most 200 characters."""
-    text = str(error).strip().splitlines()
-    return text[0][:200] if text else type(error).__name__

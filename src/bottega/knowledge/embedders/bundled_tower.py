@@ -44,7 +44,7 @@ class TowerEmbedder:
     covers the weights of both but not of the decoder, so training the decoder further keeps a
     knowledge base valid. `threads` sets torch's thread count for the whole process; None keeps it.
     With `centred`, a vector is the mean over `drawing_views`, as in the generators of bundled
-    models.
+    models. `plain_torch` loads without transformers a folder that `FastVlm` supports.
     """
 
     def __init__(
@@ -55,21 +55,17 @@ class TowerEmbedder:
         batch_size: int = 64,
         threads: int | None = None,
         centred: bool = False,
+        plain_torch: bool = False,
     ) -> None:
         if not Path(folder).is_dir():
             raise EmbeddingError(f"the model folder {folder} does not exist", hint="check the path")
         with loading_model(str(folder)):
             import torch
-            from transformers import AutoModelForImageTextToText, AutoProcessor
 
             if threads is not None:
                 torch.set_num_threads(threads)
-            model = AutoModelForImageTextToText.from_pretrained(
-                str(folder), dtype=torch.float32, local_files_only=True
-            )
-            processor = AutoProcessor.from_pretrained(str(folder), local_files_only=True)
-            self._model = model.model
-            self._images = processor.image_processor
+            load = _plain_parts if plain_torch else _transformers_parts
+            self._model, self._images = load(Path(folder))
             self._batch_size = batch_size
             self._features = features
             self._centred = centred
@@ -82,7 +78,13 @@ class TowerEmbedder:
     @classmethod
     def bundled(cls, *, batch_size: int = 64, threads: int | None = None) -> Self:
         """Return the embedder of the bundled model."""
-        return cls(bundled_folder(), batch_size=batch_size, threads=threads, centred=True)
+        return cls(
+            bundled_folder(),
+            batch_size=batch_size,
+            threads=threads,
+            centred=True,
+            plain_torch=True,
+        )
 
     @classmethod
     def photos(cls, name: str = PHOTOS, *, batch_size: int = 1, threads: int | None = None) -> Self:
@@ -157,6 +159,25 @@ class TowerEmbedder:
                 digest.update(name.encode())
                 digest.update(weight.contiguous().numpy().tobytes())
         return digest.hexdigest()[:12]
+
+
+def _plain_parts(folder: Path) -> tuple[Any, Any]:
+    """Return the model without its head, and the image processor."""
+    from bottega.bundled.fast_vlm import FastVlm
+    from bottega.bundled.processor import FastVlmProcessor
+
+    return FastVlm.load(folder).model, FastVlmProcessor(folder).image_processor
+
+
+def _transformers_parts(folder: Path) -> tuple[Any, Any]:
+    import torch
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    model = AutoModelForImageTextToText.from_pretrained(
+        str(folder), dtype=torch.float32, local_files_only=True
+    )
+    processor = AutoProcessor.from_pretrained(str(folder), local_files_only=True)
+    return model.model, processor.image_processor
 
 
 class PhotographDispatchEmbedder:

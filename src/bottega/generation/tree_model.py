@@ -1,0 +1,74 @@
+"""A bundled model that answers from a token tree, loaded without transformers (needs torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bottega._util.native import LOADING
+from bottega.bundled.fast_vlm import FastVlm
+from bottega.bundled.processor import FastVlmProcessor
+from bottega.errors import ModelLoadError
+from bottega.generation.caches import MAX_BYTES, VisionCache
+from bottega.generation.in_process import InProcessModel, first_line
+from bottega.generation.token_tree import TokenTree
+from bottega.generation.tokenization import ControlTokens, RenderedPrompt
+from bottega.generation.tree_generation import TreeGenerator
+from bottega.types import Completion, Usage
+
+if TYPE_CHECKING:
+    from bottega.generation.loaded import LoadedModel
+
+
+@dataclass(frozen=True)
+class TreeModel(InProcessModel):
+    """Model that loads its copy of transformers only for work that needs it, such as prompts with a
+    KV prefix. Both share the caches."""
+
+    source: str = ""
+
+    @classmethod
+    def load(cls, source: str) -> TreeModel:
+        """Load a folder that `FastVlm` supports. Raises `ModelLoadError`."""
+        try:
+            model, processor = FastVlm.load(Path(source)), FastVlmProcessor(Path(source))
+        except Exception as error:  # damaged files raise errors of any type
+            raise ModelLoadError(
+                f"{source} cannot be loaded as a bundled model: {first_line(error)}",
+                hint="reinstall bottega",
+            ) from error
+        placeholder = processor.image_token * model.config.image_seq_length
+        loaded = cls(
+            model,
+            processor,
+            frozenset({processor.tokenizer.eos_token_id}),
+            ControlTokens.for_processor(processor),
+            VisionCache(model, processor, placeholder, MAX_BYTES),
+            source=source,
+        )
+        tree = TreeGenerator(TokenTree(model), loaded.ends, loaded._decode)
+        return replace(loaded, tree=tree)
+
+    def full(self) -> LoadedModel:
+        with LOADING:  # other threads wait for the same copy
+            return self._full
+
+    @cached_property
+    def _full(self) -> LoadedModel:
+        from bottega.generation.loaded import LoadedModel
+
+        loaded = LoadedModel.load(self.source, "cpu", "float32")
+        return replace(loaded, vision_cache=self.vision_cache, tree=self.tree)
+
+    def answer(self, batch: Sequence[RenderedPrompt]) -> list[tuple[tuple[Completion, ...], Usage]]:
+        # Not within `super().answer`: parameters loaded in inference mode could not be trained.
+        return self.full().answer(batch) if batch[0].prefix else super().answer(batch)
+
+    def _answer(
+        self, batch: Sequence[RenderedPrompt]
+    ) -> list[tuple[tuple[Completion, ...], Usage]]:
+        assert self.tree is not None
+        return self._from_tree(self.tree, batch)

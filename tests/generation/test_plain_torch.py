@@ -1,0 +1,182 @@
+"""Bundled models without transformers, compared with transformers' models of the same files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pillow
+
+from bottega import Query
+from bottega.bundled import CLASS_FEATURES, bundled_folder
+from bottega.bundled.fast_vlm import FastVlm
+from bottega.errors import GenerationError, ModelLoadError
+from bottega.generation import bundled
+from bottega.generation.loaded import LoadedModel
+from bottega.generation.tree_model import TreeModel
+from bottega.image import Image
+from bottega.knowledge.embedders.bundled_tower import TowerEmbedder
+from bottega.types import Message, Prompt, Sampling
+from tests.builders import solid_image
+from tests.generation.prompts import ask, shown
+
+TEXTS = (
+    "What is it?",
+    "  spaces \n and lines\t",
+    "<image> <user> <answer> </s> <im\u200cage>",
+    "ünïcode ✓ 画像 \U0001f600",
+    "",
+)
+PROMPTS = [
+    *(Prompt((Message("user", (text,)),)) for text in TEXTS),
+    shown(1, 2, 3),
+    Prompt((Message("system", (TEXTS[1],)), *shown(1, 2).messages)),
+    Prompt((*shown(1).messages, Message("assistant", (" par tial ",)))),
+    Prompt((*shown(1).messages, Message("assistant", ("",)))),
+]
+SAMPLINGS = (Sampling(max_tokens=12), Sampling(1.0, max_tokens=9, n=3, seed=5))
+
+
+@pytest.fixture(scope="module", params=("apprentice", "master"))
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@cache
+def plain(name: str) -> TreeModel:
+    return TreeModel.load(str(bundled_folder(name)))
+
+
+@cache
+def expected(name: str) -> LoadedModel:
+    return LoadedModel.load(str(bundled_folder(name)), "cpu", "float32")
+
+
+def images() -> list[Pillow.Image]:
+    rng = np.random.default_rng(0)
+    sizes = ((64, 64, 3), (30, 200, 4), (500, 333, 3), (1, 1, 3), (28, 28), (65, 64))
+    arrays = [rng.integers(0, 256, size, dtype=np.uint8) for size in sizes]
+    found = [Pillow.fromarray(array) for array in arrays]
+    return [*found, found[2].convert("P"), found[4].convert("1")]
+
+
+def test_weights_have_the_names_and_values_of_transformers(name: str) -> None:
+    found, wanted = plain(name).model, expected(name).model
+    states = wanted.state_dict()
+    assert found.state_dict().keys() == states.keys()
+    assert all(torch.equal(part, states[key]) for key, part in found.state_dict().items())
+    frequencies = found.model.language_model.rotary_emb.inv_freq
+    assert torch.equal(frequencies, wanted.model.language_model.rotary_emb.inv_freq)
+
+
+@torch.inference_mode()
+def test_images_have_the_features_of_transformers(name: str) -> None:
+    found, wanted = plain(name), expected(name)
+    decoded = [Image.from_pillow(image).decode_for_model() for image in images()]
+    pixels = found.processor.image_processor(decoded)["pixel_values"]
+    same = wanted.processor.image_processor(decoded, return_tensors="pt")["pixel_values"]
+    assert torch.equal(pixels, same)
+    assert torch.allclose(_features(found, pixels), _features(wanted, pixels), atol=1e-6)
+    maps = found.model.model.vision_tower(pixels).hidden_states
+    others = wanted.model.model.vision_tower(pixels, output_hidden_states=True).hidden_states
+    for one, other in zip(maps, others, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def _features(model: Any, pixels: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = model.model.base_model.get_image_features(pixels).pooler_output
+    return found
+
+
+def test_prompts_have_the_tokens_of_transformers(name: str) -> None:
+    found, wanted = plain(name), expected(name)
+    assert found.ends == wanted.ends
+    for prompt in PROMPTS:
+        text = found.render(prompt, Sampling()).text
+        assert text == wanted.render(prompt, Sampling()).text
+        for special in (True, False):
+            [ids] = found.processor.tokenizer([text], add_special_tokens=special)["input_ids"]
+            same = wanted.processor.tokenizer([text], add_special_tokens=special)
+            assert ids == same["input_ids"][0]
+        assert found._decode(ids) == wanted._decode(ids)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_replies_are_those_of_transformers(name: str, sampling: Sampling) -> None:
+    found, wanted = plain(name), replace(expected(name), tree=None)
+    for prompt in (shown(1), shown(2, 3, 4), ask("no image at all")):
+        [(completions, usage)] = found.answer([found.decode(found.render(prompt, sampling))])
+        [(others, same)] = wanted.answer([wanted.decode(wanted.render(prompt, sampling))])
+        assert usage == same
+        assert [one.text for one in completions] == [one.text for one in others]
+        logprobs = [one.logprob for one in completions]
+        assert logprobs == pytest.approx([one.logprob for one in others], abs=1e-3)
+
+
+def test_a_continued_message_needs_text() -> None:
+    image = Image.from_pillow(images()[0])
+    prompt = Prompt((*shown(1).messages, Message("assistant", (image,))))
+    for model in (plain("apprentice"), expected("apprentice")):
+        with pytest.raises(GenerationError, match="template rejects the prompt"):
+            model.render(prompt, Sampling())
+
+
+def test_embedder_equals_that_of_transformers() -> None:
+    found = TowerEmbedder.bundled()
+    wanted = TowerEmbedder(bundled_folder(), centred=True)
+    queries = [Query("", (Image.from_pillow(image),)) for image in images()]
+    assert found.fingerprint == wanted.fingerprint
+    assert np.allclose(found.embed(queries), wanted.embed(queries), atol=1e-6)
+    image = queries[0].images[0]
+    assert np.allclose(found.cells(image), wanted.cells(image), atol=1e-6)
+    assert found.dimension == CLASS_FEATURES.stop
+
+
+def test_work_with_the_model_gets_that_of_transformers() -> None:
+    async def run() -> tuple[LoadedModel, LoadedModel]:
+        generator = bundled()
+        model = await generator.run(lambda model: model)
+        found = model, generator.loaded
+        await generator.aclose()
+        return found
+
+    model, loaded = asyncio.run(run())
+    assert model is loaded
+    assert type(model.model).__module__.startswith("transformers.")
+    assert all(part.requires_grad and not part.is_inference() for part in model.model.parameters())
+
+
+def test_loading_keeps_the_random_state() -> None:
+    state = torch.get_rng_state()
+    FastVlm.load(bundled_folder())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_damaged_files_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="cannot be loaded as a bundled model"):
+        TreeModel.load(str(tmp_path))
+
+
+def test_classify_does_not_import_transformers(tmp_path: Path) -> None:
+    for label, shade in (("dark", 20), ("light", 230)):
+        (tmp_path / "images" / label).mkdir(parents=True)
+        file = tmp_path / "images" / label / "1.png"
+        file.write_bytes(solid_image(shade).data)
+    command = [sys.executable, "-X", "importtime", "-m", "bottega"]
+    base, environment = str(tmp_path / "k.db"), os.environ | {"BOTTEGA_TRACES": "none"}
+    for arguments in (["add", base, str(tmp_path / "images")], ["classify", base, str(file)]):
+        done = subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, check=True, env=environment
+        )
+        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        assert "torch" in imported
+        assert "transformers" not in imported
