@@ -48,7 +48,7 @@ class InProcessModel(ABC):
     tree: TreeGenerator | None = None
 
     @abstractmethod
-    def full(self) -> LoadedModel:
+    def transformers_model(self) -> LoadedModel:
         """Return the model of transformers."""
 
     @property

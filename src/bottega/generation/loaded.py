@@ -83,7 +83,7 @@ class LoadedModel(InProcessModel):
             return loaded
         return replace(loaded, tree=TreeGenerator(tree, loaded.ends, loaded._decode))
 
-    def full(self) -> LoadedModel:
+    def transformers_model(self) -> LoadedModel:
         return self
 
     def encode(self, prompts: Sequence[Prompt]) -> dict[str, Any]:

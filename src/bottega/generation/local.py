@@ -109,7 +109,7 @@ class TransformersGenerator:
             raise SettingError(
                 f"{self.name} is not loaded", hint="call await generator.load() first"
             )
-        return self._loaded.full()
+        return self._loaded.transformers_model()
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         return await self._ask(Request(prompt, sampling))
@@ -120,7 +120,9 @@ class TransformersGenerator:
 
     async def run(self, work: Callable[[LoadedModel], Done]) -> Done:
         """Run other work with the model, in its thread, between two batches."""
-        return await asyncio.wrap_future(self._submit(lambda: work(self._model().full())))
+        return await asyncio.wrap_future(
+            self._submit(lambda: work(self._model().transformers_model()))
+        )
 
     async def _ask(self, request: Request) -> Reply:
         return await traced_reply(self.name, request.prompt, request.sampling, self._reply(request))

@@ -52,12 +52,12 @@ class TreeModel(InProcessModel):
         tree = TreeGenerator(TokenTree(model), loaded.ends, loaded._decode)
         return replace(loaded, tree=tree)
 
-    def full(self) -> LoadedModel:
+    def transformers_model(self) -> LoadedModel:
         with LOADING:  # other threads wait for the same copy
-            return self._full
+            return self._transformers_model
 
     @cached_property
-    def _full(self) -> LoadedModel:
+    def _transformers_model(self) -> LoadedModel:
         from bottega.generation.loaded import LoadedModel
 
         loaded = LoadedModel.load(self.source, "cpu", "float32")
@@ -65,7 +65,7 @@ class TreeModel(InProcessModel):
 
     def answer(self, batch: Sequence[RenderedPrompt]) -> list[tuple[tuple[Completion, ...], Usage]]:
         # Not within `super().answer`: parameters loaded in inference mode could not be trained.
-        return self.full().answer(batch) if batch[0].prefix else super().answer(batch)
+        return self.transformers_model().answer(batch) if batch[0].prefix else super().answer(batch)
 
     def _answer(
         self, batch: Sequence[RenderedPrompt]
