@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import Image as Pillow
 
 from bottega.errors import (
     EmbeddingError,
@@ -15,8 +16,9 @@ from bottega.errors import (
     StoreError,
 )
 from bottega.image import Image
-from bottega.knowledge import AddResult, KnowledgeBase
+from bottega.knowledge import AddResult, KnowledgeBase, PixelEmbedder
 from bottega.knowledge.records import EmbeddedBatch, with_id
+from bottega.protocols import Vectors
 from bottega.types import Example, Query
 from tests.builders import solid_image
 from tests.knowledge.doubles import (
@@ -83,6 +85,48 @@ def test_damaged_image_is_named_and_the_others_are_stored(kb: KnowledgeBase) -> 
     assert "pets/cat/9.png" in str(bad[0])
     with pytest.raises(ImageError):
         kb.add([broken])
+
+
+def test_damaged_images_leave_the_batch_with_an_embedder_that_decodes() -> None:
+    bad = ErrorList()
+    broken = [Example(Query(f"{i}?", (damaged_image(f"{i}.png"),)), "cat") for i in range(2)]
+    examples = [image_example(1), broken[0], image_example(2), broken[1]]
+    with KnowledgeBase.open(":memory:", PixelEmbedder()) as kb:
+        assert kb.add(examples, on_error=bad) == AddResult(new=2, failed=2)
+        assert [str(error).split()[0] for error in bad] == ["0.png", "1.png"]
+        assert kb.add([broken[0]], on_error=bad) == AddResult(failed=1)
+        stored = [one.query for one in kb]
+        np.testing.assert_array_equal(kb.vectors(kb.ids()), PixelEmbedder().embed(stored))
+
+
+def test_image_error_of_an_embedder_for_intact_images_is_raised() -> None:
+    class Choosy(SeededEmbedder):
+        def embed(self, queries: Sequence[Query]) -> Vectors:
+            raise ImageError("too small", hint="use larger images")
+
+    with (
+        KnowledgeBase.open(":memory:", Choosy()) as kb,
+        pytest.raises(ImageError, match="too small"),
+    ):
+        kb.add([image_example(1)], on_error=ErrorList())
+
+
+def test_an_image_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = 0
+    load = Image._loaded
+
+    def counting(image: Image, at_least: int | None) -> Pillow.Image:
+        nonlocal decoded
+        decoded += 1
+        return load(image, at_least)
+
+    large = Example(Query("What?", (solid_image(1, (200, 100)),)), "cat")
+    monkeypatch.setattr(Image, "_loaded", counting)
+    for embedder in (PixelEmbedder(), SeededEmbedder()):  # one decodes, the other does not
+        decoded = 0
+        with KnowledgeBase.open(":memory:", embedder) as kb:
+            assert kb.add([large]).new == 1
+        assert decoded == 1
 
 
 def test_one_failing_example_does_not_fail_its_batch() -> None:

@@ -52,30 +52,28 @@ def embedded_batches(
     ahead = max((embed_concurrency(view.embed) for view in views.values()), default=1)
     prepared = (_prepared(batch, rows, on_error) for batch in batches)
     for batch, vectors in computed_ahead(
-        prepared, lambda batch: _vectors(batch.decoded, views), ahead
+        prepared, lambda batch: _vectors(batch.unstored, views), ahead
     ):
-        valid, embedded = _embed_all(batch.decoded, vectors, views, on_error)
-        failed = batch.failed + len(batch.decoded) - len(valid)
+        valid, embedded = _embed_valid(batch.unstored, vectors, views, on_error)
+        failed = batch.failed + len(batch.unstored) - len(valid)
         yield EmbeddedExamples(batch.size, valid, embedded, failed)
 
 
 class _Prepared(NamedTuple):
     size: int
-    decoded: list[Example]
+    unstored: list[Example]
     failed: int
 
 
 def _prepared(examples: Sequence[Example], rows: Rows, on_error: OnError) -> _Prepared:
-    """Return the examples to embed: different ones that are not stored and can be decoded."""
+    """Return the examples to embed: different ones that are not stored."""
     storable = [example for example in examples if _is_storable(example, on_error)]
     named: dict[str, Example] = {}
     for example in storable:
         named.setdefault(identity(example), example)
     stored = rows.keys(named)
     unstored = [with_id(example, id) for id, example in named.items() if id not in stored]
-    decoded = [example for example in unstored if _decodes(example, on_error)]
-    failed = len(examples) - len(storable) + len(unstored) - len(decoded)
-    return _Prepared(len(examples), decoded, failed)
+    return _Prepared(len(examples), unstored, len(examples) - len(storable))
 
 
 def replace_batch(
@@ -139,7 +137,35 @@ def _texts(example: Example) -> Iterator[str]:
     yield from (text for text in optional if text is not None)
 
 
-def _decodes(example: Example, on_error: OnError) -> bool:
+def _embed_valid(
+    examples: list[Example],
+    vectors: Callable[[], dict[str, EmbeddedBatch]],
+    views: Mapping[str, View],
+    on_error: OnError,
+) -> tuple[list[Example], dict[str, EmbeddedBatch]]:
+    """Return the examples whose images are intact and that can be embedded, and their vectors.
+    `vectors` embeds all examples."""
+    try:
+        made: dict[str, EmbeddedBatch] | None = vectors()
+    except ImageError:
+        made = None
+    except EmbeddingError:
+        return _embed_singly(_with_intact_images(examples, on_error), views, on_error)
+    # After embedding: images that an embedder has decoded are not decoded again.
+    intact = _with_intact_images(examples, on_error)
+    if made is not None and len(intact) == len(examples):
+        return intact, made
+    try:
+        return intact, _vectors(intact, views)
+    except EmbeddingError:
+        return _embed_singly(intact, views, on_error)
+
+
+def _with_intact_images(examples: Sequence[Example], on_error: OnError) -> list[Example]:
+    return [example for example in examples if _is_intact(example, on_error)]
+
+
+def _is_intact(example: Example, on_error: OnError) -> bool:
     # Needed for text embedders too: the image is shown later, in a demonstration.
     try:
         for image in example.query.images:
@@ -150,26 +176,19 @@ def _decodes(example: Example, on_error: OnError) -> bool:
     return True
 
 
-def _embed_all(
-    examples: list[Example],
-    vectors: Callable[[], dict[str, EmbeddedBatch]],
-    views: Mapping[str, View],
-    on_error: OnError,
+def _embed_singly(
+    examples: list[Example], views: Mapping[str, View], on_error: OnError
 ) -> tuple[list[Example], dict[str, EmbeddedBatch]]:
-    """Return the vectors of the batch; if that fails, embed one by one to leave out only the
-    failing ones."""
-    try:
-        return examples, vectors()
-    except EmbeddingError:
-        valid = []
-        for example in examples:
-            try:
-                _vectors([example], views)
-                valid.append(example)
-            except EmbeddingError as error:
-                name = example.source or repr(example.query.text)
-                on_error(EmbeddingError(f"{name}: {error}", hint=error.hint))
-        return valid, _vectors(valid, views)
+    """Embed one by one to leave out only the examples that fail."""
+    valid = []
+    for example in examples:
+        try:
+            _vectors([example], views)
+            valid.append(example)
+        except EmbeddingError as error:
+            name = example.source or repr(example.query.text)
+            on_error(EmbeddingError(f"{name}: {error}", hint=error.hint))
+    return valid, _vectors(valid, views)
 
 
 def _vectors(examples: Sequence[Example], views: Mapping[str, View]) -> dict[str, EmbeddedBatch]:
