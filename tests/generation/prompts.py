@@ -1,4 +1,4 @@
-"""Prompts that the tests of this room share."""
+"""Prompts for the tests of this package."""
 
 from __future__ import annotations
 

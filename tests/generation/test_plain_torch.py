@@ -1,4 +1,4 @@
-"""Bundled models without transformers, compared with transformers' models of the same files."""
+"""Bundled models in plain torch, compared with those that transformers loads from the files."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_prompts_have_the_tokens_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_replies_are_those_of_transformers(name: str, sampling: Sampling) -> None:
+def test_replies_equal_those_of_transformers(name: str, sampling: Sampling) -> None:
     found, wanted = plain(name), replace(expected(name), tree=None)
     for prompt in (shown(1), shown(2, 3, 4), ask("no image at all")):
         [(completions, usage)] = found.answer([found.decode(found.render(prompt, sampling))])
@@ -141,7 +141,7 @@ def test_embedder_equals_that_of_transformers() -> None:
     assert found.dimension == CLASS_FEATURES.stop
 
 
-def test_work_with_the_model_gets_that_of_transformers() -> None:
+def test_run_and_loaded_use_the_model_of_transformers() -> None:
     async def run() -> tuple[LoadedModel, LoadedModel]:
         generator = bundled()
         model = await generator.run(lambda model: model)
@@ -161,7 +161,7 @@ def test_loading_keeps_the_random_state() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_damaged_files_are_an_error(tmp_path: Path) -> None:
+def test_missing_files_raise_a_load_error(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="cannot be loaded as a bundled model"):
         TreeModel.load(str(tmp_path))
 

@@ -25,7 +25,7 @@ def test_layout_changes_neither_weights_nor_outputs() -> None:
     model, ids = Tied(), torch.arange(30)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     expected = model(ids)
-    make_column_major(model, least_bytes=0)
+    make_column_major(model, min_bytes=0)
 
     assert [one.weight.stride() for one in (model.wide, model.narrow)] == [(1, 20), (20, 1)]
     assert model.head.weight is model.embedding.weight
@@ -38,7 +38,7 @@ def test_layout_does_not_change_the_fingerprint() -> None:
     model = Tied()
     model.wide = nn.Linear(8, 600)  # more weights than the fingerprint reads
     before = fingerprint(model)
-    make_column_major(model, least_bytes=0)
+    make_column_major(model, min_bytes=0)
 
     assert not model.wide.weight.is_contiguous()
     assert fingerprint(model) == before

@@ -1,7 +1,7 @@
-"""Processor of the bundled models without transformers: chat template, tokenizer, pixels.
+"""Processor of the bundled models without transformers: chat template, tokenizer and pixels.
 
-Needs torch and tokenizers. Results equal those of transformers' `LlavaProcessor` for the settings
-of the bundled models.
+Needs torch, tokenizers and jinja2. With the settings of the apprentice and the master, results
+equal those of transformers' `LlavaProcessor`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from PIL import Image as Pillow
 
-CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG"  # no message contains it after the last one
+# Marks the end of the text to continue. A message may contain it too: its last occurrence counts.
+CONTINUATION_MARK = "CONTINUE_FINAL_MESSAGE_TAG"
 
 
 class FastVlmProcessor:
-    """Processor with the parts that `generation` uses."""
+    """Processor with the attributes and methods that `generation` uses."""
 
     def __init__(self, folder: Path) -> None:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -38,21 +39,24 @@ class FastVlmProcessor:
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
     ) -> str:
-        """Return the text of a conversation. Raises `ValueError` if the last message is to be
-        continued but has no text."""
+        """Return the text of a conversation. Raises `ValueError` if `continue_final_message` is set
+        and the last message has no text."""
         turns = [{**turn, "content": list(turn["content"])} for turn in conversation]
         if continue_final_message:
             parts = turns[-1]["content"]
             last = max((i for i, part in enumerate(parts) if "text" in part), default=None)
             if last is None:
                 raise ValueError("the last message has no text to continue")
-            parts[last] = {**parts[last], "text": parts[last]["text"] + CONTINUED}
+            parts[last] = {**parts[last], "text": parts[last]["text"] + CONTINUATION_MARK}
         text = self._template.render(messages=turns, add_generation_prompt=add_generation_prompt)
-        return text[: text.rindex(CONTINUED)].rstrip() if continue_final_message else text
+        if not continue_final_message:
+            return text
+        return text[: text.rindex(CONTINUATION_MARK)].rstrip()
 
 
 class FastVlmTokenizer:
-    """Tokenizer of a folder, with the interface of those of transformers."""
+    """Tokenizer of a model folder, with the attributes and methods of transformers' tokenizers that
+    `generation` uses."""
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer
@@ -71,8 +75,8 @@ class FastVlmTokenizer:
     def __call__(
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> dict[str, list[list[int]]]:
-        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-        return {"input_ids": [one.ids for one in found]}
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        return {"input_ids": [one.ids for one in encodings]}
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens)
@@ -93,13 +97,14 @@ class FastVlmImageProcessor:
     def __call__(
         self, images: Sequence[Pillow.Image], return_tensors: str = "pt"
     ) -> dict[str, Any]:
-        """Return `pixel_values` (n, 3, height, width) of RGB images."""
+        """Return `pixel_values` (images, 3, height, width) in float32. `return_tensors` is ignored:
+        the result is a torch tensor."""
         import torch
 
         size, resample = self._settings["size"], self._settings["resample"]
         shape = size["width"], size["height"]
         rows = [np.asarray(image.convert("RGB").resize(shape, resample)) for image in images]
-        # The product has double precision, as in transformers.
+        # The product is computed in double precision, as in transformers.
         scaled = (np.stack(rows) * self._settings["rescale_factor"]).astype(np.float32)
         pixels = ((scaled - self._mean) / self._std).transpose(0, 3, 1, 2)
         return {"pixel_values": torch.from_numpy(np.ascontiguousarray(pixels))}

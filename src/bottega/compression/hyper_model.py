@@ -112,9 +112,9 @@ class HyperModel:
     def read_packed(
         self, texts: Sequence[Inputs], prompts: Tensor | None = None
     ) -> list[HiddenStates]:
-        """Read several texts in one pass, and return for each what `read` returns. Common prefixes
-        are read once. Each of `texts` has one row; those with images must have the same images in
-        the same order."""
+        """Read several texts in one pass and return the result of `read` for each, within rounding.
+        Common prefixes are read once. Each of `texts` has one row; those with images must have the
+        same images in the same order. The model must satisfy `supports_packing`."""
         decoder, batches = self._decoder, [Batch(self.model, one) for one in texts]
         weights = self.model.get_input_embeddings().weight
         appended = weights[:0] if prompts is None else prompts.to(weights.device, weights.dtype)
@@ -125,7 +125,7 @@ class HyperModel:
             own = _input_of(decoder.layers[0], batch.output, inputs)[0]
             embedded.append(torch.cat([own, appended]))
             own_positions = torch.cat([inputs["position_ids"], after], dim=-1)
-            positions.append(own_positions.movedim(-1, 0))  # Qwen's have three axes
+            positions.append(own_positions.movedim(-1, 0))  # Qwen's positions have three axes
         sequence = packed.pack(embedded)[None]
         arguments = {
             "inputs_embeds": sequence,
@@ -157,7 +157,7 @@ class HyperModel:
             hidden = _input_of(layers[self.layer], batch.output, batch.inputs_after(0))
             return HiddenStates(hidden, batch.mask)
         if rows is not None and self._merges_images and not torch.is_grad_enabled():
-            return self._decode_together(batch, rows)
+            return self._decode_in_one_pass(batch, rows)
         # The first pass needs no gradients: only the prompts of the second are trained.
         with torch.no_grad():
             out = batch.output(
@@ -179,8 +179,8 @@ class HyperModel:
         )
         return HiddenStates(hidden, batch.mask, prompted.last_hidden_state)
 
-    def _decode_together(self, batch: Batch, rows: Tensor) -> HiddenStates:
-        """Run text and prompts in one pass: two passes of a few tokens take twice the time."""
+    def _decode_in_one_pass(self, batch: Batch, rows: Tensor) -> HiddenStates:
+        """Run text and prompts in one pass, as two passes over few tokens take twice as long."""
         inputs = batch.inputs_after(0)
         mask, positions = batch.continuation(rows.shape[1])
         out = self.model.model(

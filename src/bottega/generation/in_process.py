@@ -1,4 +1,4 @@
-"""A model in this process with its processor: prompts, and replies from a token tree.
+"""A model in this process with its processor: rendered prompts, and replies from a token tree.
 
 Needs torch, but not transformers. Methods block.
 """
@@ -38,7 +38,8 @@ ONE_IMAGE = (
 
 @dataclass(frozen=True)
 class InProcessModel(ABC):
-    """Loaded vision-language model with its processor and caches."""
+    """Loaded vision-language model with its processor and caches. `ends` are the tokens that end a
+    reply."""
 
     model: Any
     processor: Any
@@ -49,7 +50,7 @@ class InProcessModel(ABC):
 
     @abstractmethod
     def transformers_model(self) -> LoadedModel:
-        """Return the model of transformers."""
+        """Return this model as loaded by transformers; load it if necessary."""
 
     @property
     def max_images(self) -> int | None:
@@ -59,6 +60,8 @@ class InProcessModel(ABC):
     def render(
         self, prompt: Prompt, sampling: Sampling, prefix: Prefix | None = None
     ) -> RenderedPrompt:
+        """Render a prompt with the chat template. A last turn of the assistant is continued. Raises
+        `GenerationError`."""
         parts = [part for message in prompt.messages for part in message.parts]
         images = tuple(part for part in parts if isinstance(part, Image))
         prefilled = bool(prompt.messages) and prompt.messages[-1].role == "assistant"
@@ -85,14 +88,15 @@ class InProcessModel(ABC):
         marker = getattr(self.processor, "image_token", None)
         if marker and text.count(marker) != len(images):
             raise GenerationError(
-                f"{len(images)} images need as many image tokens, got {text.count(marker)}",
-                hint="check that the chat template accepts images in these turns, and that many",
+                f"the rendered prompt needs {len(images)} image tokens, got {text.count(marker)}",
+                hint="check that the chat template accepts images in these turns, and this many",
             )
         return RenderedPrompt(text, images, sampling, prefix=prefix)
 
     def batch_kind(self, rendered: RenderedPrompt) -> tuple[bool, int, int]:
-        """Return what the prompts of one batch must have in common. `_from_tree` reads any prompts
-        together."""
+        """Return the key that all prompts of a batch must share: whether they have images, their
+        samples and the length of their KV prefix. A token tree reads any prompts without a prefix
+        in one batch."""
         images, samples, prefix = rendered.shape[:3]
         return (images, samples, prefix) if prefix or self.tree is None else (False, 1, 0)
 
@@ -116,11 +120,11 @@ class InProcessModel(ABC):
         except BottegaError:
             raise
         except Exception as error:
-            out = isinstance(error, torch.OutOfMemoryError) or "memory" in str(error).lower()
+            is_memory = isinstance(error, torch.OutOfMemoryError) or "memory" in str(error).lower()
             raise GenerationError(
                 f"the model failed: {first_line(error)}",
                 hint="lower `max_batch` or `prefix_cache_mb`, use fewer shots, or reduce the images"
-                if out
+                if is_memory
                 else "check that the model accepts several images per prompt, and prompts of this"
                 " length",
             ) from error
@@ -151,7 +155,8 @@ class InProcessModel(ABC):
         return [answers[number] for number in range(len(batch))]
 
     def _tree_keys(self, tree: TokenTree, batch: Sequence[RenderedPrompt]) -> list[list[int]]:
-        """Return the tokens of each prompt as keys of the tree."""
+        """Return the keys of each prompt in the tree, one per token. Image tokens have the keys of
+        their features."""
         assert self.vision_cache is not None
         shas = [sha for one in batch for sha in one.image_keys]
         features = self.vision_cache.features(shas, decoded_images(batch))
@@ -180,7 +185,8 @@ class InProcessModel(ABC):
 def to_reply(
     one: RenderedPrompt, found: Sequence[tuple[Completion, int]], prompt_tokens: int
 ) -> tuple[tuple[Completion, ...], Usage]:
-    """Return the completions of a prompt and its usage; greedy completions are copied."""
+    """Return the completions of a prompt and its usage. `found` holds completions with their token
+    counts; greedy ones are copied up to `n`."""
     copies = one.sampling.n // one.samples
     completions = tuple(replace(completion) for completion, _ in found) * copies
     return completions, Usage(prompt_tokens, sum(count for _, count in found) * copies)

@@ -1,4 +1,4 @@
-"""A bundled model that answers from a token tree, loaded without transformers (needs torch)."""
+"""A bundled model in plain torch that generates from a token tree."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TreeModel(InProcessModel):
-    """Model that loads its copy of transformers only for work that needs it, such as prompts with a
-    KV prefix. Both share the caches."""
+    """Bundled model without transformers. Work that needs transformers, such as a prompt with a KV
+    prefix, loads the folder `source` once more, as a `LoadedModel`. Both share the vision cache and
+    the token tree."""
 
     source: str = ""
 
@@ -38,7 +39,7 @@ class TreeModel(InProcessModel):
         except Exception as error:  # damaged files raise errors of any type
             raise ModelLoadError(
                 f"{source} cannot be loaded as a bundled model: {first_line(error)}",
-                hint="reinstall bottega",
+                hint="run pip install --force-reinstall --no-deps bottega-vlm",
             ) from error
         placeholder = processor.image_token * model.config.image_seq_length
         loaded = cls(
@@ -53,7 +54,7 @@ class TreeModel(InProcessModel):
         return replace(loaded, tree=tree)
 
     def transformers_model(self) -> LoadedModel:
-        with LOADING:  # other threads wait for the same copy
+        with LOADING:  # other threads wait and get the same model
             return self._transformers_model
 
     @cached_property
@@ -64,7 +65,7 @@ class TreeModel(InProcessModel):
         return replace(loaded, vision_cache=self.vision_cache, tree=self.tree)
 
     def answer(self, batch: Sequence[RenderedPrompt]) -> list[tuple[tuple[Completion, ...], Usage]]:
-        # Not within `super().answer`: parameters loaded in inference mode could not be trained.
+        # Load outside `super().answer`: parameters created in inference mode cannot be trained.
         return self.transformers_model().answer(batch) if batch[0].prefix else super().answer(batch)
 
     def _answer(

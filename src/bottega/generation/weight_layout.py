@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from torch import nn
 
-# The matrices of a smaller model stay in the processor's cache, where the layout matters little.
-LEAST_BYTES = 64 * 1024 * 1024
+# The weights of a smaller model stay in the CPU's cache, where the layout matters little.
+MIN_BYTES = 64 * 1024 * 1024
 
 
-def make_column_major(model: nn.Module, least_bytes: int = LEAST_BYTES) -> None:
+def make_column_major(model: nn.Module, min_bytes: int = MIN_BYTES) -> None:
     """Convert the weights of linear layers to column-major order in place, if they take at least
-    `least_bytes`.
+    `min_bytes` in total.
 
-    Shapes, values and memory use stay the same. MKL multiplies a row-major matrix by one token at
-    about half of the memory bandwidth. Layers with fewer outputs than inputs stay row-major, which
-    is faster for them. A tied embedding changes with its linear layer.
-    `save_pretrained` fails for tied weights in this order (transformers 5.23): make them contiguous
-    first.
+    Shapes, values and memory use stay the same. For one token, MKL multiplies by a row-major matrix
+    at about half of the memory bandwidth. Layers with fewer outputs than inputs stay row-major,
+    which is faster for them. A tied embedding changes with its linear layer. `save_pretrained`
+    fails for tied weights in this order (transformers 5.23): make them contiguous first.
     """
     linears = [
         one
@@ -24,7 +23,7 @@ def make_column_major(model: nn.Module, least_bytes: int = LEAST_BYTES) -> None:
         if isinstance(one, nn.Linear) and one.out_features >= one.in_features
     ]
     weights = {id(one.weight): one.weight for one in linears}.values()
-    if sum(weight.nbytes for weight in weights) < least_bytes:
+    if sum(weight.nbytes for weight in weights) < min_bytes:
         return
     for weight in weights:
         weight.data = weight.data.t().contiguous().t()
