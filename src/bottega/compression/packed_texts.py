@@ -22,7 +22,7 @@ class PackedTexts:
             path = [-1]
             for token in [*text, *[-1 - index] * extra]:  # extra tokens have ids of their own
                 path.append(positions.setdefault((path[-1], token), len(positions)))
-            self.paths.append(torch.tensor(path[1:]))
+            self.paths.append(torch.tensor(path[1:], dtype=torch.int64))
         self.length = len(positions)
 
     def pack(self, rows: Sequence[Tensor]) -> Tensor:
