@@ -43,3 +43,10 @@ def test_packed_rows_are_at_the_positions_of_their_tokens() -> None:
     assert sequence.flatten().tolist() == [5, 6, 7, 8, 8, 9]
     for path, row in zip(packed.paths, rows, strict=True):
         assert torch.equal(sequence[path], row)
+
+
+def test_text_without_tokens_has_no_positions() -> None:
+    packed = PackedTexts([[], [5]], 0)
+
+    assert [path.tolist() for path in packed.paths] == [[], [0]]
+    assert packed.attention_mask(torch.empty(0)).tolist() == [[[[0.0]]]]

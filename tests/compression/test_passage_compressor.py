@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image as Pillow
 
 from bottega.compression.hyper_model import HyperModel
@@ -41,6 +42,20 @@ def compressions(racc: RaccModel) -> Iterator[list[int]]:
     hook = reader.register_forward_hook(lambda *_: done.append(1))
     yield done
     hook.remove()
+
+
+def test_prefix_does_not_depend_on_the_default_dtype() -> None:
+    shown = [Candidate(one, 0.3 - 0.01 * i) for i, one in enumerate(passages(2))]
+    compressor = compressor_of(tiny_models.racc())
+    wanted = compressor.prefix(about(9), shown)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = compressor.prefix(about(9), shown)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(found.layers, wanted.layers, strict=True):
+        np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_array_equal(one[1], other[1])
 
 
 def test_image_is_compressed_once_for_several_questions() -> None:

@@ -19,13 +19,13 @@ from PIL import Image as Pillow
 from bottega import Query
 from bottega.bundled import CLASS_FEATURES, bundled_folder
 from bottega.bundled.fast_vlm import FastVlm
-from bottega.errors import GenerationError, ModelLoadError
+from bottega.errors import GenerationError, MissingDependencyError, ModelLoadError
 from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.generation.tree_model import TreeModel
 from bottega.image import Image
 from bottega.knowledge.embedders.bundled_tower import TowerEmbedder
-from bottega.types import Message, Prompt, Sampling
+from bottega.types import Completion, Message, Prompt, Sampling
 from tests.builders import solid_image
 from tests.generation.prompts import ask, shown
 
@@ -43,7 +43,11 @@ PROMPTS = [
     Prompt((*shown(1).messages, Message("assistant", (" par tial ",)))),
     Prompt((*shown(1).messages, Message("assistant", ("",)))),
 ]
-SAMPLINGS = (Sampling(max_tokens=12), Sampling(1.0, max_tokens=9, n=3, seed=5))
+SAMPLINGS = (
+    Sampling(max_tokens=12),
+    Sampling(1.0, max_tokens=9, n=3, seed=5),
+    Sampling(2.0, max_tokens=9, n=3, seed=5, stop=("a", "e")),
+)
 
 
 @pytest.fixture(scope="module", params=("apprentice", "master"))
@@ -130,6 +134,29 @@ def test_a_continued_message_needs_text() -> None:
             model.render(prompt, Sampling())
 
 
+def test_an_empty_prompt_is_an_error() -> None:
+    for model in (plain("apprentice"), expected("apprentice")):
+        with pytest.raises(GenerationError, match="template rejects the prompt"):
+            model.render(Prompt(()), Sampling())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_replies_do_not_depend_on_the_default_dtype(dtype: torch.dtype) -> None:
+    prompt = ask("no image at all")
+    [wanted] = _answered(TreeModel.load(str(bundled_folder())), prompt)
+    torch.set_default_dtype(dtype)
+    try:
+        [found] = _answered(TreeModel.load(str(bundled_folder())), prompt)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found == wanted
+
+
+def _answered(model: TreeModel, prompt: Prompt) -> tuple[Completion, ...]:
+    [(completions, _)] = model.answer([model.decode(model.render(prompt, Sampling()))])
+    return completions
+
+
 def test_embedder_equals_that_of_transformers() -> None:
     found = TowerEmbedder.bundled()
     wanted = TowerEmbedder(bundled_folder(), centred=True)
@@ -164,6 +191,20 @@ def test_loading_keeps_the_random_state() -> None:
 def test_missing_files_raise_a_load_error(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="cannot be loaded as a bundled model"):
         TreeModel.load(str(tmp_path))
+
+
+def test_a_missing_tokenizers_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(MissingDependencyError, match="tokenizers is required"):
+        TreeModel.load(str(bundled_folder()))
+
+
+def test_a_missing_transformers_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TreeModel.load(str(bundled_folder()))
+    monkeypatch.delitem(sys.modules, "bottega.generation.loaded")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingDependencyError, match="transformers is required"):
+        model.transformers_model()
 
 
 def test_classify_does_not_import_transformers(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
-from bottega.generation.sampling import GumbelSampler, SampleRow, to_completion
+from bottega.generation.sampling import GumbelSampler, SampleRow, StopCriterion, to_completion
 from bottega.types import Sampling
 
 CPU = torch.device("cpu")
@@ -66,6 +66,15 @@ def test_end_tokens_limits_and_stops_cut_the_text(
     assert count <= min(limit, len(tokens))
     assert completion.logprob == -count
     assert len(completion.text) <= count
+
+
+def test_a_stopped_row_keeps_its_number_of_tokens() -> None:
+    rows = [SampleRow(Sampling(max_tokens=3, stop=("b",))), SampleRow(Sampling(max_tokens=3))]
+    criterion = StopCriterion(rows, 1, lambda made: "".join("xab"[i] for i in made))
+    ids = torch.tensor([[9, 1, 2, 0], [9, 1, 1, 1]])  # the first row is padded with 0
+    for length in (2, 3, 4):
+        criterion(ids[:, :length], None)
+    assert criterion.counts == [2, 3]
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,10 @@ class FastVlmProcessor:
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
     ) -> str:
-        """Return the text of a conversation. Raises `ValueError` if `continue_final_message` is set
-        and the last message has no text."""
+        """Return the text of a conversation. Raises `ValueError` if it is empty, or if
+        `continue_final_message` is set and the last message has no text."""
+        if not conversation:
+            raise ValueError("the conversation has no messages")
         turns = [{**turn, "content": list(turn["content"])} for turn in conversation]
         if continue_final_message:
             parts = turns[-1]["content"]

@@ -24,7 +24,7 @@ class PackedTexts:
                 *[-1 - index] * extra,
             ]:  # extra tokens have a different id in each text
                 path.append(positions.setdefault((path[-1], token), len(positions)))
-            self.paths.append(torch.tensor(path[1:]))
+            self.paths.append(torch.tensor(path[1:], dtype=torch.int64))
         self.length = len(positions)
 
     def pack(self, rows: Sequence[Tensor]) -> Tensor:

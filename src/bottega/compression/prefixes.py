@@ -66,7 +66,8 @@ class PassageCompressor:
         with torch.inference_mode():
             documents = self._documents(shown)[None]
             prompts = self._query_prompts(query)
-            scores = torch.tensor([relative_scores([one.score for one in shown])])
+            relative = relative_scores([one.score for one in shown])
+            scores = torch.tensor([relative], dtype=torch.float32)
             return to_prefix(self._racc(documents, prompts, scores))
 
     def stored(self, candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -140,17 +140,20 @@ class LoadedModel(InProcessModel):
     def _generate(self, inputs: Any, rows: Sequence[SampleRow]) -> list[tuple[Completion, int]]:
         length = self._prompt_length(inputs)
         sampler = GumbelSampler(rows, self.model.device)
+        criterion = StopCriterion(rows, length, self._decode)
         output = reading_model(self.model, inputs).generate(
             **inputs,
             generation_config=self._settings(max(row.sampling.max_tokens for row in rows)),
             logits_processor=[sampler],
-            stopping_criteria=[StopCriterion(rows, length, self._decode)],
+            stopping_criteria=[criterion],
         )
         new = output[:, length:]
         logprobs = sampler.logprobs(new[:, -1])
         return [
-            to_completion(tokens, values, self.ends, row, self._decode)
-            for tokens, values, row in zip(new.tolist(), logprobs, rows, strict=True)
+            to_completion(tokens[:count], values, self.ends, row, self._decode)
+            for tokens, count, values, row in zip(
+                new.tolist(), criterion.counts, logprobs, rows, strict=True
+            )
         ]
 
     def _prompt_length(self, inputs: Mapping[str, Any]) -> int:

@@ -77,21 +77,26 @@ class GumbelSampler:
 
 
 class StopCriterion:
-    """Stopping criterion with a token limit and stop strings per row."""
+    """Stopping criterion with a token limit and stop strings per row. `counts` holds the number of
+    new tokens of each row until it stopped: `generate` pads it while other rows continue."""
 
     def __init__(self, rows: Sequence[SampleRow], prompt_length: int, decode: Decode) -> None:
         self._samplings = [row.sampling for row in rows]
         self._start = prompt_length
         self._decode = decode
+        self.counts = [row.sampling.max_tokens for row in rows]
 
     def __call__(
         self, input_ids: torch.Tensor, scores: torch.Tensor | None, **_: object
     ) -> torch.Tensor:
         done = []
-        for sampling, row in zip(self._samplings, input_ids[:, self._start :], strict=True):
+        for index, sampling in enumerate(self._samplings):
+            row = input_ids[index, self._start :]
             full = len(row) >= sampling.max_tokens
             text = "" if full or not sampling.stop else self._decode(row.tolist())
             done.append(full or cut_at_stop(text, sampling.stop) is not None)
+            if done[-1]:
+                self.counts[index] = min(self.counts[index], len(row))
         return torch.tensor(done, device=input_ids.device)
 
 

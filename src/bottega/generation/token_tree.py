@@ -45,7 +45,8 @@ class TokenTree:
         self._widths = [config.hidden_size, *[width] * (2 * len(self._layers))]
         self._max_nodes = max_bytes // (4 * sum(self._widths))
         # The last layer's input, then keys and values of each layer: (nodes, width).
-        self._tables = [torch.empty(0, width) for width in self._widths]
+        # Explicit dtypes: transformers changes torch's default dtype while it loads another model.
+        self._tables = [self._head.new_empty(0, width) for width in self._widths]
         self.clear()
 
     @classmethod
@@ -148,8 +149,8 @@ class _FirstInputs:
         self._embedding, self._layer = embedding, layer
         self._vectors: list[Tensor] = []
         self._numbers: dict[int, int] = {}
-        self._hidden = torch.empty(0, layer.hidden_width)
-        self._projected = torch.empty(0, layer.projected_width)
+        self._hidden = embedding.weight.new_empty(0, layer.hidden_width)
+        self._projected = embedding.weight.new_empty(0, layer.projected_width)
 
     def add(self, vectors: Tensor) -> list[int]:
         """Return new keys for vectors (n, hidden)."""
@@ -237,7 +238,7 @@ class _Layer:
         cosine, sine = angles
         halves = len(rows), -1, 2, self._width // 2
         first, second = rows.reshape(halves).unbind(2)
-        turned = torch.empty(rows.shape).view(halves)
+        turned = rows.new_empty(rows.shape).view(halves)
         torch.mul(first, cosine, out=turned[:, :, 0]).addcmul_(second, sine, value=-1)
         torch.mul(second, cosine, out=turned[:, :, 1]).addcmul_(first, sine)
         return turned.flatten(1)

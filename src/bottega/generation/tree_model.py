@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bottega._util.native import LOADING
 from bottega.bundled.fast_vlm import FastVlm
 from bottega.bundled.processor import FastVlmProcessor
-from bottega.errors import ModelLoadError
+from bottega.errors import MissingDependencyError, ModelLoadError, needs_extra
 from bottega.generation.caches import MAX_BYTES, VisionCache
 from bottega.generation.in_process import InProcessModel, first_line
 from bottega.generation.token_tree import TokenTree
@@ -35,7 +35,10 @@ class TreeModel(InProcessModel):
     def load(cls, source: str) -> TreeModel:
         """Load a folder that `FastVlm` supports. Raises `ModelLoadError`."""
         try:
-            model, processor = FastVlm.load(Path(source)), FastVlmProcessor(Path(source))
+            with needs_extra("local"):
+                model, processor = FastVlm.load(Path(source)), FastVlmProcessor(Path(source))
+        except MissingDependencyError:
+            raise
         except Exception as error:  # damaged files raise errors of any type
             raise ModelLoadError(
                 f"{source} cannot be loaded as a bundled model: {first_line(error)}",
@@ -59,8 +62,8 @@ class TreeModel(InProcessModel):
 
     @cached_property
     def _transformers_model(self) -> LoadedModel:
-        from bottega.generation.loaded import LoadedModel
-
+        with needs_extra("local"):
+            from bottega.generation.loaded import LoadedModel
         loaded = LoadedModel.load(self.source, "cpu", "float32")
         return replace(loaded, vision_cache=self.vision_cache, tree=self.tree)
 

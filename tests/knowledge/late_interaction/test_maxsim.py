@@ -89,6 +89,18 @@ def test_without_torch_int8_scores_are_the_same(monkeypatch: pytest.MonkeyPatch)
     assert np.abs(fast - plain).max() < 0.01 * len(query)
 
 
+def test_int8_scores_do_not_depend_on_the_default_dtype() -> None:
+    matrices = documents(30, seed=3)
+    query, stored = query_near(matrices, 3), copies(matrices)
+    arguments = query, stored.int8_rows, stored.scale, stored.offsets, np.arange(30)
+    wanted = int8_scores(*arguments)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert (int8_scores(*arguments) == wanted).all()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @settings(max_examples=20)
 @given(seed=st.integers(0, 9999), k=st.integers(1, 20))
 def test_int8_and_rescoring_match_the_reference(seed: int, k: int) -> None:

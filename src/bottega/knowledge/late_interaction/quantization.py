@@ -206,7 +206,8 @@ def _multiplier(query: Vectors, scale: float) -> Callable[[Rows], Rows]:
     step = max(float(np.abs(query).max()), 1e-6) / 127
     weights = torch.from_numpy(np.rint(query / step).astype(np.int8))
     packed = packing(weights, None)
-    steps = torch.full((len(query),), step)
+    # Not torch's default dtype, which transformers changes while it loads another model.
+    steps = torch.full((len(query),), step, dtype=torch.float32)
     zeros = torch.zeros(len(query), dtype=torch.int32)
 
     def multiply(rows: Rows) -> Rows:
