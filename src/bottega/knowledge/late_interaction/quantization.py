@@ -15,6 +15,7 @@ from bottega.knowledge import lazy_faiss as faiss
 from bottega.knowledge.late_interaction.maxsim import (
     Positions,
     Rows,
+    float32_products,
     scores,
     sums_of_maxima,
     take_rows,
@@ -82,7 +83,7 @@ class CodeScan:
 
     def scores(self, query: Vectors) -> Vectors:
         """Return (documents,) approximate scores, for ranking only."""
-        table = quantize_products(self._centroids @ query.T)
+        table = quantize_products(float32_products(self._centroids, np.array(query.T, np.float32)))
         found = np.empty(self._count, np.float32)
         for group in self._groups:
             size = max(1, BLOCK_BYTES // (group.codes.shape[1] * table.shape[1]))
