@@ -61,21 +61,21 @@ class Bar:
     at_least: bool = False
 
     @property
-    def held(self) -> bool | None:
-        """Whether the limit holds; None without a limit."""
+    def met(self) -> bool | None:
+        """Whether the requirement is met; None without a limit."""
         if self.bar is None:
             return None
         median = self.value.median
         return median >= self.bar if self.at_least else median <= self.bar
 
     def __str__(self) -> str:
-        sign, verdict = ">=" if self.at_least else "<=", "held" if self.held else "MISSED"
+        sign, verdict = ">=" if self.at_least else "<=", "met" if self.met else "MISSED"
         limit = "" if self.bar is None else f"{sign} {self.bar:<4g} {verdict}"
         where = f"{self.body}, {self.concurrency} at once"
         return f"{self.name:42} {where:18} {self.value!s:28} {limit}".rstrip()
 
     def document(self) -> dict[str, object]:
-        return asdict(self) | {"held": self.held}
+        return asdict(self) | {"met": self.met}
 
 
 Chosen = dict[int, Run]

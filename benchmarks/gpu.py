@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image as Pillow
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
 
 from benchmarks.late_pipeline import saved as save_flmr
 from benchmarks.racc import compressor, random_case, random_model

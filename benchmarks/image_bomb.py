@@ -194,9 +194,9 @@ def main() -> None:
             keys = (tenant, bomber)
             environment = {"OPENAI_API_KEY": "none"}
             with stopping(serve(config, port, folder / "gateway.log", environment)) as server:
-                held = asyncio.run(run(server, keys, chosen.bomb, chosen.bombs))
-    print("held" if held else "MISSED")
-    sys.exit(not held)
+                met = asyncio.run(run(server, keys, chosen.bomb, chosen.bombs))
+    print("met" if met else "MISSED")
+    sys.exit(not met)
 
 
 if __name__ == "__main__":

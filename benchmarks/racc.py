@@ -4,7 +4,7 @@ A decoder of 70 million random weights (Llama's layers after the bundled model's
 answers one question about an image with ten tokens, after five passages of 200 tokens each, in
 float32 on one thread. Methods alternate, and ratios are taken within each round. The compressor is
 random, too: its work does not depend on its training. The image features are precomputed for every
-method. Exits with 1 if a limit is missed.
+method. Exits with 1 if a requirement is missed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ QUESTION = "What colour is the bird that builds the house in the picture?"
 HARD = "Summarize the key information of the given passage in a concise manner."  # the paper's
 CONCAT, CANDIDATES = "concatenation", "five candidates"
 ONLINE, STORED, CACHED = "RACC online", "RACC pre-saved", "RACC pre-saved, cached image"
-BARS = {CONCAT: 4.0, CANDIDATES: 4.0}  # minimum speed-up of pre-saved prompts with a cached image
+# Required speed-up of the second method over the first; STORED is given a new image.
+BARS = {(CONCAT, STORED): 4.3, (CONCAT, CACHED): 5.0, (CANDIDATES, CACHED): 4.0}
 
 hf: Any = transformers
 Method = Callable[[], Tensor]
@@ -90,7 +91,7 @@ def main() -> None:
     if options.json:
         document = {"decoder": bench.weights, "lines": lines, "bytes": bench.sizes, "bars": bars}
         options.json.write_text(json.dumps(document, indent=1))
-    sys.exit(0 if all(bar["held"] for bar in bars) else 1)
+    sys.exit(0 if all(bar["met"] for bar in bars) else 1)
 
 
 @dataclass
@@ -266,11 +267,11 @@ def line(name: str, measured: Timings, counted: Mapping[str, int]) -> dict[str, 
 
 
 def verdicts(measured: Seconds) -> list[dict[str, Any]]:
-    """Return the limits for an image with earlier questions; the table also shows a new image."""
+    """Return the requirements with the median ratio over the rounds."""
     found = []
-    for of, bar in BARS.items():
-        value = statistics.median(ratios(measured, of, CACHED))
-        found.append({"of": of, "value": value, "bar": bar, "held": value >= bar})
+    for (of, name), bar in BARS.items():
+        value = statistics.median(ratios(measured, of, name))
+        found.append({"name": f"{of} / {name}", "value": value, "bar": bar, "met": value >= bar})
     return found
 
 
@@ -286,8 +287,8 @@ def show(bench: Bench, lines: list[dict[str, Any]], bars: list[dict[str, Any]]) 
     for name, size in bench.sizes.items():
         print(f"a passage as {name}: {size:,.0f} bytes")
     for bar in bars:
-        verdict = "held" if bar["held"] else "MISSED"
-        print(f"{bar['of']} / {CACHED}: {bar['value']:.2f}, bar >= {bar['bar']:g}: {verdict}")
+        verdict = "met" if bar["met"] else "MISSED"
+        print(f"{bar['name']}: {bar['value']:.2f}, bar >= {bar['bar']:g}: {verdict}")
 
 
 if __name__ == "__main__":

@@ -11,11 +11,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import csv
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import orjson
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
 
 from benchmarks.rcts_figures import SettingResults, draw, overrides, rows, tables
 from benchmarks.rcts_plan import SEARCHES, SETTINGS, MethodConfig, Setting, methods

@@ -20,6 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
+
 from benchmarks.rcts_plan import SETTINGS, MethodConfig, Rewarding
 from benchmarks.rcts_searches import TaskSetup
 from bottega import bundled

@@ -23,10 +23,10 @@ class Requirement:
     name: str
     value: str
     limit: str
-    held: bool
+    met: bool
 
     def __str__(self) -> str:
-        verdict = "held" if self.held else "MISSED"
+        verdict = "met" if self.met else "MISSED"
         return f"{self.name:52} {self.value:34} {self.limit:24} {verdict}"
 
 

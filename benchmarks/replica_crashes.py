@@ -116,8 +116,8 @@ async def crash_requirements(
         refused = [one for one in during if one.key == BUDGETED]
         others = [one for one in refused if REFUSAL not in one.problem]
         value = f"{len(refused)} while down, {len(others)} with another error"
-        held = bool(refused) and not others
-        yield Requirement("a key with a budget is refused", value, f"503 {REFUSAL}", held)
+        met = bool(refused) and not others
+        yield Requirement("a key with a budget is refused", value, f"503 {REFUSAL}", met)
     elif result.errors:
         others = [one for one in result.errors if one not in at_kill]
         yield Requirement("other errors", f"{len(others)} {_summary(others)}", "0", not others)
@@ -135,11 +135,11 @@ def _spending(cluster: Cluster, acknowledged: int, calls: int) -> Requirement:
         rows = ledger.read("SELECT sum(cost_usd) FROM entries WHERE namespace = ?", BUDGETED)
         written = float(rows[0][0])
     most = min(calls, acknowledged + CLIENTS[BUDGETED])
-    held = abs(spent - written) < CENT / 2 and acknowledged * cost - CENT / 2 < written
-    held = held and written < most * cost + CENT / 2
+    met = abs(spent - written) < CENT / 2 and acknowledged * cost - CENT / 2 < written
+    met = met and written < most * cost + CENT / 2
     limit = f"${acknowledged * cost:.2f} to ${most * cost:.2f}"
     value = f"${spent:.3f}, ledger ${written:.3f}"
-    return Requirement("spending of a key with a budget", value, limit, held)
+    return Requirement("spending of a key with a budget", value, limit, met)
 
 
 async def _restart(postgres: PostgresServer | None) -> tuple[float, float]:

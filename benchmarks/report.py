@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import tempfile
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
 
 from bottega.evaluation.report.render import write_report
 from tests.browser import PROGRAM, browsing, chromium

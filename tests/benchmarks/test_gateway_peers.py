@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gateway import judged
-from benchmarks.gateway_cases import PASSED
+from benchmarks.gateway_cases import PASSED, REPEATED
 from benchmarks.gateway_figures import Figures, Run
 from benchmarks.gateway_load import Bodies, Work, parse
 from benchmarks.gateway_peers import (
+    BARE,
+    FLOOR,
     PORTKEY,
     TENSORZERO,
     Environments,
@@ -92,9 +94,17 @@ def run(case: str, cpu: float) -> Run:
     return Run(0, case, "text", 16, 100, 0, cpu, 1000.0, 1.0, 2.0, 3.0)
 
 
-@pytest.mark.parametrize(("cpu", "held"), [(0.2, True), (0.3, False)])
-def test_a_pass_through_may_cost_1_2_times_tensorzero(cpu: float, held: bool) -> None:
-    runs = [run(PASSED, cpu), run(TENSORZERO, 0.2), run(PORTKEY, 1.5)]
-    bars = {bar.name: bar for bar in judged(Figures(runs))}
-    assert bars[f"{PASSED} / TensorZero"].held is held
-    assert bars[f"Portkey / {PASSED}"].held is None
+@pytest.mark.parametrize(
+    ("peer", "name", "least", "most"),
+    [
+        (TENSORZERO, f"{PASSED} / TensorZero", 1.19, 1.21),
+        (BARE, f"{PASSED} / bare proxy", 1.29, 1.31),
+        (FLOOR, f"{REPEATED} / floor", 1.39, 1.41),
+    ],
+)
+def test_requirements_of_cpu_time(peer: str, name: str, least: float, most: float) -> None:
+    for cpu, met in ((least, True), (most, False)):
+        runs = [run(PASSED, cpu), run(REPEATED, cpu), run(peer, 1.0), run(PORTKEY, 1.5)]
+        bars = {bar.name: bar for bar in judged(Figures(runs))}
+        assert bars[name].met is met
+        assert bars[f"Portkey / {PASSED}"].met is None

@@ -18,8 +18,8 @@ def test_shared_cores_are_reported_with_their_bound(monkeypatch: pytest.MonkeyPa
     ]
     shared, bound, _, shares, _ = judged(runs, [None, 0.25])
     assert shared.value.median == pytest.approx(1.43, abs=0.005)
-    assert (shared.bar, shared.held) == (REQUIRED_RATIO, False)
+    assert (shared.bar, shared.met) == (REQUIRED_RATIO, False)
     # 2 cores serve at most 2000 / 0.582 = 3,436 requests per second, one worker serves 2,042.
     assert bound.value.median == pytest.approx(1.683, abs=0.001)
-    assert "bound" in bound.name and bound.held is None
-    assert (shares.value.median, shares.held) == (1.8, True)
+    assert "bound" in bound.name and bound.met is None
+    assert (shares.value.median, shares.met) == (1.8, True)
