@@ -124,7 +124,9 @@ def test_prefix_precedes_the_prompt(model: LoadedModel, prompt: Prompt) -> None:
 
 
 def test_second_image_is_refused(model: LoadedModel) -> None:
-    with pytest.raises(GenerationError, match="takes 1 image per prompt, got 2") as caught:
+    with pytest.raises(
+        GenerationError, match="the model reads at most 1 image per prompt, got 2"
+    ) as caught:
         model.render(Prompt((user(solid_image(1)), user(solid_image(2)))), SHORT)
     assert "racc" in caught.value.hint
 
