@@ -131,6 +131,13 @@ def test_second_image_is_refused(model: LoadedModel) -> None:
     assert "racc" in caught.value.hint
 
 
+def test_image_limits_have_a_plural(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model.processor, "max_images", 2)
+    prompt = Prompt(tuple(user(solid_image(shade)) for shade in range(3)))
+    with pytest.raises(GenerationError, match="reads at most 2 images per prompt, got 3"):
+        model.render(prompt, SHORT)
+
+
 def test_qformer_reads_the_end_of_a_long_text(model: LoadedModel) -> None:
     inputs = model.encode([shown(1, "passage " * 200 + "what?")])
     if "qformer_input_ids" in inputs:
