@@ -7,49 +7,50 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Commands and test workers read modules that an earlier process compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install demo test check types snippets lint docs format bench models clean
+.PHONY: help install demo test check types snippets lint docs format bench models clean
 
-# Everything that the targets below need. Each of them installs it if it is missing.
-install: $(VENV)/dev
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
 
-demo: $(VENV)/local
+install: $(VENV)/dev ## install all that the other targets need; each also installs what it lacks
+
+demo: $(VENV)/local ## classify handwriting and photographs, write bottega-demo.html
 	$(BIN)/bottega demo
 
-test: $(VENV)/dev
+test: $(VENV)/dev ## run the test suite in TEST_WORKERS processes
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal
 
-# Types, every command and snippet of the documents, lint and import contracts, in parallel.
-check: $(VENV)/dev
+check: $(VENV)/dev ## run types, snippets and lint in parallel
 	$(MAKE) --no-print-directory --keep-going --jobs 3 types snippets lint
 
-types:
+types: ## check types
 	$(BIN)/mypy
 
-snippets:
+snippets: ## run every command and snippet of the documents
 	$(BIN)/python -m docs.run_snippets
 
-lint:
+lint: ## check style, formatting and import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 
-# Build the documentation site in site/. Broken links and pages missing from the navigation are errors.
-docs: $(VENV)/dev
+# Broken links and pages missing from the navigation are errors.
+docs: $(VENV)/dev ## build the documentation site in site/
 	$(BIN)/python -m docs.site
 
-format: $(VENV)/dev
+format: $(VENV)/dev ## fix style and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Quick benchmarks, compared with recorded ratios: about ten minutes on a quiet machine.
-bench: $(VENV)/dev
+# About ten minutes on a quiet machine.
+bench: $(VENV)/dev ## run quick benchmarks, compare them with recorded ratios
 	$(BIN)/python -m benchmarks.regression
 
-# Train both bundled models again: about two hours on two cores (see training/README.md).
-models: $(VENV)/dev
+# About two hours on two cores (see training/README.md).
+models: $(VENV)/dev ## train both bundled models again
 	$(BIN)/python -m training --work models-work
 
-clean:
+clean: ## delete the environment, builds and caches
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/bin/python:

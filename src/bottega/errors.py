@@ -21,6 +21,7 @@ BottegaError
 │   └── StoreFullError        no space left; earlier data is intact
 └── GenerationError           a model that did not answer
     ├── ModelLoadError        no such model, or not a vision-language model
+    ├── PromptTooLongError    more tokens than the model can read
     ├── ReplayMissError       the record holds no answer to this request
     └── EndpointError         an HTTP endpoint that failed
         ├── UnreachableError  no connection (retryable)
@@ -201,6 +202,10 @@ class GenerationError(BottegaError):
 
 
 class ModelLoadError(GenerationError):
+    pass
+
+
+class PromptTooLongError(GenerationError):
     pass
 
 

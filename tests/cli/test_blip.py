@@ -125,7 +125,7 @@ def test_several_images_in_a_prompt_are_refused_before_the_work(
     for methods, count in (("concat", 3), ("candidates", 2)):
         refused = run(*wit, "--methods", methods)
         assert refused.code == 2
-        assert f"takes 1 image per prompt, got up to {count}" in refused.err
+        assert f"reads at most 1 image per prompt, got up to {count}" in refused.err
         assert not Path("out.json").exists()
     # A compressor reads passages one by one.
     passages = ("--set", "passages=wit.jsonl")
@@ -149,7 +149,7 @@ def test_several_images_in_a_prompt_are_refused_before_the_work(
 
     images = [part for i in range(2) for part in ("--image", f"data/{i}.png")]
     asked = run("ask", "What is it?", *name, *images)
-    assert (asked.code, "takes 1 image per prompt, got 2" in asked.err) == (1, True)
+    assert (asked.code, "reads at most 1 image per prompt, got 2" in asked.err) == (1, True)
     assert run("ask", "What is it?", *name, *images[:2], "--max-tokens", 2).code == 0
     answered = run("answer", "answers.db", "jsonl:data", *name, "--max-tokens", 2)
     assert (answered.code, "answers.db" in answered.out) == (0, True), answered.err

@@ -219,6 +219,10 @@ def test_a_repeated_run_notes_the_stored_answers(run: Run, pets: Path, served: S
     sent = len(served.bodies)
     assert "3 stored answers in kept are reused" in run(*evaluation, "--out", "kept").err
     assert len(served.bodies) == sent
+    other = [*evaluation[:3], "vote", *evaluation[4:]]
+    assert (
+        "reused" not in run(*other, "--shots", 1, "--out", "kept").err
+    )  # answers of another method
 
 
 def test_notes_describe_only_the_methods_that_ran(run: Run, pets: Path) -> None:

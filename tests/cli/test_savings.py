@@ -108,6 +108,12 @@ def test_shares_are_of_answered_requests(run: Run, tmp_path: Path) -> None:
     assert "3" in rejected and "%" not in rejected
 
 
+def test_a_missing_ledger_names_the_option_of_the_demo(run: Run) -> None:
+    done = run("savings")
+    assert "gateway.db does not exist" in done.err
+    assert "serve --demo keeps its ledger only with --data FOLDER" in " ".join(done.err.split())
+
+
 def test_an_invalid_time_names_the_format(run: Run, tmp_path: Path) -> None:
     write_ledger(tmp_path / "bottega-data")
     done = run("savings", "--since", "lastweek")

@@ -14,7 +14,7 @@ SECRET = "sk-0123456789abcdefghij"
 TIERS = """
 [tiers.apprentice]
 model = "openai:Qwen/Qwen2.5-VL-7B-Instruct"
-base_url = "http://localhost:8001/v1?key=hidden-in-the-query"
+base_url = "http://localhost:8100/v1?key=hidden-in-the-query"
 shots = 2
 images = 8
 context = 32768
@@ -97,7 +97,7 @@ def test_tier_settings_are_printed(run: Run) -> None:
     lines = printed(run, TIERS)
     assert block(lines, "tiers.apprentice", 8) == [
         "tiers.apprentice openai:Qwen/Qwen2.5-VL-7B-Instruct",
-        "base_url http://localhost:8001/v1",
+        "base_url http://localhost:8100/v1",
         "key none",
         "shots 2",
         "supports 8 images, no tools, no audio, 32768 tokens of context",

@@ -16,6 +16,7 @@ from bottega.compression.hyper_model import (
     map_by_images,
     sentence_prompts,
 )
+from bottega.errors import SettingError
 from bottega.types import Example, Query
 from tests.builders import solid_image
 from tests.kv_prefix.tiny_models import ALL, DECODERS, ENCODER_DECODERS, IMAGE, Tiny, tiny
@@ -258,6 +259,14 @@ def test_common_prefixes_are_read_once(name: str) -> None:
 
     distinct = len([10, 20, 21, 30]) + 3 * len([IMAGE, 30]) + 3 * (shown.tokens - 1)
     assert lengths == [distinct + len(COMMON_PREFIXES) * len(SUFFIX)]
+
+
+def test_packed_texts_have_one_row_and_no_padding() -> None:
+    shown = tiny("llava")
+    padded = {key: one[1:] for key, one in shown.inputs([10, 20, 30], [10, 20]).items()}
+    for wrong in (padded, shown.inputs([10, 20], [10, 30])):
+        with pytest.raises(SettingError, match="must have one row and no padding"):
+            HyperModel(shown.model).read_packed([shown.inputs([10, 30]), wrong])
 
 
 def test_models_with_text_dependent_images_do_not_support_packing() -> None:

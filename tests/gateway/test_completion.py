@@ -12,7 +12,7 @@ import openai
 import orjson
 import pytest
 
-from bottega.errors import RejectedError, StoreError
+from bottega.errors import BottegaError, PromptTooLongError, RejectedError, StoreError
 from bottega.gateway.ports import Tenant
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.generation import ScriptedGenerator
@@ -200,8 +200,14 @@ def test_request_too_long_with_demonstrations_is_sent_without(tmp_path: Path) ->
             assert [len(call.prompt.messages) for call in apprentice.calls] == [3, 1]
 
 
-def test_request_too_long_for_one_tier_goes_to_another(tmp_path: Path) -> None:
-    long = RejectedError("exceeds the context window", status=400)
+@pytest.mark.parametrize(
+    "long",
+    [
+        RejectedError("exceeds the context window", status=400),
+        PromptTooLongError("the prompt must have at most 8,192 tokens, got 9,000"),
+    ],
+)
+def test_request_too_long_for_one_tier_goes_to_another(tmp_path: Path, long: BottegaError) -> None:
     with harness(tmp_path, apprentice=ScriptedGenerator([long, long])) as server:
         assert raw(server, user_messages(1)).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.BadRequestError):

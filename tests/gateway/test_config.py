@@ -15,7 +15,7 @@ EXAMPLE = ROOT / "examples" / "bottega.toml"
 TWO = """
 [tiers.small]
 model = "openai:qwen"
-base_url = "http://localhost:8001/v1"
+base_url = "http://localhost:8100/v1"
 [tiers.large]
 model = "openai:gpt"
 api_key_env = "LARGE_KEY"
@@ -99,11 +99,11 @@ def test_stored_tiers_can_be_configured() -> None:
     assert parse_config(TWO.replace('"LARGE_KEY"', '"K"\nstore_answers = true')).stored_tiers == (
         "large",
     )
-    config = parse_config(TWO.replace('8001/v1"', '8001/v1"\nstore_answers = true'))
+    config = parse_config(TWO.replace('8100/v1"', '8100/v1"\nstore_answers = true'))
     assert config.stored_tiers == ("small",)
     not_stored = TWO.replace('"LARGE_KEY"', '"K"\nstore_answers = false')
     assert parse_config(not_stored).stored_tiers == ()
-    redundant = parse_config(TWO.replace('8001/v1"', '8001/v1"\nstore_answers = false'))
+    redundant = parse_config(TWO.replace('8100/v1"', '8100/v1"\nstore_answers = false'))
     assert redundant.stored_tiers == ("large",)
 
 

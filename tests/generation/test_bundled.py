@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import warnings
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from PIL import ImageDraw
 
 from bottega import InterleavedPrompter, Query
 from bottega._util.photographs import is_photograph
-from bottega.bundled import CLASS_FEATURES
+from bottega.bundled import CLASS_FEATURES, bundled_folder, photo_model
 from bottega.cli import _hush
 from bottega.errors import ModelLoadError
 from bottega.generation import ScriptedGenerator, bundled, bundled_models
@@ -60,6 +61,22 @@ def test_an_unknown_bundled_model_raises() -> None:
     assert caught.value.hint == (
         "use 'apprentice', 'master', 'photos', 'photos-lite2', 'photos-master'"
     )
+
+
+def test_a_missing_model_names_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (sys.modules["bottega.bundled"], photo_model):
+        monkeypatch.setattr(module, "__file__", str(tmp_path / "a.whl" / "module.py"))
+    for name in ("apprentice", "photos"):
+        with pytest.raises(
+            ModelLoadError, match="this installation has no bundled model"
+        ) as caught:
+            bundled_folder(name)
+        assert caught.value.hint.startswith(
+            "run pip install --force-reinstall --no-deps bottega-vlm"
+        )
+        assert "zip file" in caught.value.hint
 
 
 PHOTOS = Path(__file__).resolve().parents[3] / "shared" / "data" / "photos" / "cifar10" / "test"

@@ -124,9 +124,18 @@ def test_prefix_precedes_the_prompt(model: LoadedModel, prompt: Prompt) -> None:
 
 
 def test_second_image_is_refused(model: LoadedModel) -> None:
-    with pytest.raises(GenerationError, match="takes 1 image per prompt, got 2") as caught:
+    with pytest.raises(
+        GenerationError, match="the model reads at most 1 image per prompt, got 2"
+    ) as caught:
         model.render(Prompt((user(solid_image(1)), user(solid_image(2)))), SHORT)
     assert "racc" in caught.value.hint
+
+
+def test_image_limits_have_a_plural(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model.processor, "max_images", 2)
+    prompt = Prompt(tuple(user(solid_image(shade)) for shade in range(3)))
+    with pytest.raises(GenerationError, match="reads at most 2 images per prompt, got 3"):
+        model.render(prompt, SHORT)
 
 
 def test_qformer_reads_the_end_of_a_long_text(model: LoadedModel) -> None:

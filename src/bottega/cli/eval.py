@@ -122,6 +122,7 @@ from bottega.evaluation.planning import (
     check_methods,
     default_methods,
     max_calls,
+    method_keys,
     passages_only,
 )
 from bottega.evaluation.prompts import (
@@ -392,7 +393,7 @@ def _compare(
     explained = [name for name, what in shown.items() if what[RATIONALES] != NONE]
     runs: list[MethodResult] = []
     with (
-        answer_store(out, record, data) as store,
+        answer_store(out, record, data, method_keys(config, data)) as store,
         noting_interruption(lambda: stored_text(store, out)),
     ):
         spent, highest = 0.0, 0.0

@@ -12,7 +12,7 @@ from bottega.cli.output import note, plural, print_table, say, to_json
 from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.examples import is_passage
 from bottega.evaluation.methods import METHODS
-from bottega.evaluation.outcomes import method_title
+from bottega.evaluation.outcomes import MethodKey, method_title
 from bottega.evaluation.paired import PairedDifference, paired_differences
 from bottega.evaluation.prompts import PROMPT, Description, description_text
 from bottega.evaluation.retrieval import EXCLUDE, EXCLUSION_RULE
@@ -101,9 +101,10 @@ def is_logistic_better(differences: Sequence[PairedDifference]) -> bool:
 
 @contextmanager
 def answer_store(
-    out: Path | None, record: Mapping[str, object], data: Benchmark
+    out: Path | None, record: Mapping[str, object], data: Benchmark, keys: Sequence[MethodKey]
 ) -> Iterator[AnswerStore]:
-    """Yield the store of a run in the folder `out`, else one in memory."""
+    """Yield the store of a run in the folder `out`, else one in memory. `keys` are the methods to
+    evaluate."""
     if out is None:
         yield AnswerStore()
         return
@@ -112,8 +113,10 @@ def answer_store(
     with closing(RunStore.open(out, settings, data.items)) as store:
         if changed := store.score_again(data.metrics, data.items):
             note(f"{changed} stored answers have new scores: the metric has changed")
-        if count := store.count():
-            note(f"{count} stored answers in {out} are reused")
+        if count := sum(len(store.answered(key, data.items)) for key in keys):
+            note(
+                f"{plural(count, 'stored answer')} in {out} {'is' if count == 1 else 'are'} reused"
+            )
         yield store
 
 

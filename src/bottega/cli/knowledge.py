@@ -14,6 +14,7 @@ from bottega.cli.components import LOCAL, check_executor, embedder_opener
 from bottega.cli.example_source import open_passages, open_source
 from bottega.cli.knowledge_files import (
     counted,
+    embedder_spec,
     note_embedder,
     open_rows,
     open_to_add,
@@ -99,7 +100,7 @@ def add(
         progress("adding", status),
     ):
         added = knowledge.add(chain(first, found.examples), on_error=on_error, progress=status)
-        total = len(knowledge)
+        total, embedders = len(knowledge), _embedders(knowledge)
         _note_doubtful_labels(knowledge, file)
     if skipped and added.new == added.duplicates == 0:
         raise LoadError(
@@ -107,7 +108,7 @@ def add(
             hint=skipped[0].hint or str(skipped[0]),
         )
     counts = {"new": added.new, "duplicates": added.duplicates, "examples": total}
-    text = _added_text(added, skipped, whole_name(file, namespace), total)
+    text = _added_text(added, skipped, whole_name(file, namespace), total, embedders)
     print_result(json, {**counts, "skipped": skipped.reasons}, text)
 
 
@@ -145,13 +146,22 @@ def _note_doubtful_labels(knowledge: KnowledgeBase, file: StoreLocation) -> None
         )
 
 
-def _added_text(added: AddResult, skipped: SkippedExamples, file: str, total: int) -> str:
+def _embedders(knowledge: KnowledgeBase) -> list[str]:
+    """Return the --embed values of all views."""
+    specs = (embedder_spec(knowledge, view) for view in knowledge.views().values())
+    return list(dict.fromkeys(specs))
+
+
+def _added_text(
+    added: AddResult, skipped: SkippedExamples, file: str, total: int, embedders: Sequence[str]
+) -> str:
     parts = [f"{added.new} added"]
     if count := added.duplicates:
         parts.append(f"{count} {'was' if count == 1 else 'were'} there already")
     if skipped:
         parts.append(f"{len(skipped)} skipped")
-    return f"{', '.join(parts)}; {file} holds {plural(total, 'example')}"
+    used = f"embedder{'' if len(embedders) == 1 else 's'}: {', '.join(embedders)}"
+    return f"{', '.join(parts)}; {file} holds {plural(total, 'example')} ({used})"
 
 
 Ids = Annotated[list[str], Argument(metavar="ID", help="Ids, or their beginnings, as shown by ls.")]
@@ -215,9 +225,9 @@ def import_(
         progress("adding", status),
     ):
         added = knowledge.import_from(folder, on_error=skipped, progress=status)
-        total = len(knowledge)
+        total, embedders = len(knowledge), _embedders(knowledge)
     counts = {"new": added.new, "duplicates": added.duplicates, "examples": total}
-    text = _added_text(added, skipped, whole_name(file, namespace), total)
+    text = _added_text(added, skipped, whole_name(file, namespace), total, embedders)
     print_result(json, {**counts, "skipped": len(skipped)}, text)
 
 

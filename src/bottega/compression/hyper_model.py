@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bottega.compression.packed_texts import PackedTexts
+from bottega.errors import SettingError
 from bottega.kv_prefix import KEEP_NO_LOGITS, Batch, decoder_config
 from bottega.types import Example, Message, Prompt, Query
 
@@ -113,9 +114,18 @@ class HyperModel:
         self, texts: Sequence[Inputs], prompts: Tensor | None = None
     ) -> list[HiddenStates]:
         """Read several texts in one pass and return the result of `read` for each, within rounding.
-        Common prefixes are read once. Each of `texts` has one row; those with images must have the
-        same images in the same order. The model must satisfy `supports_packing`."""
+        Common prefixes are read once. Each of `texts` has one row without padding; those with
+        images must have the same images in the same order. The model must satisfy
+        `supports_packing`. Raises `SettingError` for a text with several rows or with padding, and
+        for the same inputs as `read`."""
         decoder, batches = self._decoder, [Batch(self.model, one) for one in texts]
+        for batch in batches:
+            if len(batch.ids) != 1 or not batch.mask.all():
+                raise SettingError(
+                    "a packed text must have one row and no padding, got a mask of shape"
+                    f" {tuple(batch.mask.shape)} with {int(batch.mask.sum())} tokens",
+                    hint="pass each text as its own inputs without padding, or call read",
+                )
         weights = self.model.get_input_embeddings().weight
         appended = weights[:0] if prompts is None else prompts.to(weights.device, weights.dtype)
         packed = PackedTexts([batch.ids[0].tolist() for batch in batches], len(appended))

@@ -40,7 +40,7 @@ def check_prompt_images(count: int, model: LoadedModel, name: str) -> None:
     """Raise `SettingError` for more images in a prompt than the model takes."""
     if model.max_images is not None and count > model.max_images:
         raise SettingError(
-            f"{name} takes {model.max_images} image per prompt, got up to {count}",
+            f"{name} reads at most {model.image_limit} per prompt, got up to {count}",
             hint=f"{HINT}; racc gives passages to the compressor one by one",
         )
 

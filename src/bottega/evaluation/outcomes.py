@@ -13,6 +13,7 @@ from bottega.errors import (
     GarbledError,
     GenerationError,
     ImageError,
+    PromptTooLongError,
     RejectedError,
     SettingError,
     UnreachableError,
@@ -116,7 +117,7 @@ def is_item_error(error: BottegaError) -> bool:
         return error.status not in RUN_ERROR_STATUSES
     if isinstance(error, UnreachableError):
         return False
-    if isinstance(error, ImageError | WorkerError):
+    if isinstance(error, ImageError | PromptTooLongError | WorkerError):
         return True
     return isinstance(error, GenerationError) and error.retryable
 

@@ -19,6 +19,7 @@ from bottega.errors import (
     BottegaError,
     EmptyKnowledgeBaseError,
     GenerationError,
+    PromptTooLongError,
     RejectedError,
     SettingError,
 )
@@ -408,7 +409,7 @@ class _JobSteps(Generic[Outcome]):
             return served
         self.failed.append(served.name)
         # Other tiers would reject it, too; one that is too long here may fit into another.
-        is_the_clients = _is_rejected(error) and not TOO_LONG.search(str(error))
+        is_the_clients = _is_rejected(error) and not _is_too_long(error)
         if is_the_clients or not (self._waiting or self.dismissed):
             raise error
         # Another tier may cost more than planned: the operator must see it.
@@ -443,4 +444,10 @@ class _JobSteps(Generic[Outcome]):
 
 
 def _is_rejected(error: BottegaError) -> bool:
-    return isinstance(error, RejectedError) and not isinstance(error, MisconfiguredError)
+    if isinstance(error, MisconfiguredError):
+        return False
+    return isinstance(error, RejectedError | PromptTooLongError)
+
+
+def _is_too_long(error: BottegaError) -> bool:
+    return isinstance(error, PromptTooLongError) or bool(TOO_LONG.search(str(error)))

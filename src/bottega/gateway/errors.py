@@ -15,6 +15,7 @@ from bottega.errors import (
     ImageError,
     LoadError,
     NotFoundError,
+    PromptTooLongError,
     RateLimitedError,
     RejectedError,
     SettingError,
@@ -103,6 +104,8 @@ def to_api_error(error: Exception) -> ApiError:
         case EndpointError():
             status = 502 if error.retry_after is None else 503
             return _failure(status, "upstream_failed", f"{MODEL} failed", error.retry_after)
+        case PromptTooLongError():
+            return ApiError(str(error), code="context_length_exceeded", hint=error.hint)
         case ImageError():
             return ApiError(str(error), code="invalid_image", hint=error.hint)
         case SettingError():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bottega.errors import BottegaError, GenerationError
+from bottega.errors import BottegaError, GenerationError, PromptTooLongError
 from bottega.generation.caches import VisionCache
 from bottega.generation.sampling import SampleRow
 from bottega.generation.token_tree import TokenTree
@@ -57,6 +57,11 @@ class InProcessModel(ABC):
         """Maximum images of a prompt, None without a limit."""
         return getattr(self.processor, "max_images", None)
 
+    @property
+    def image_limit(self) -> str:
+        """`max_images` as text, such as "1 image"."""
+        return f"{self.max_images} image{'' if self.max_images == 1 else 's'}"
+
     def render(
         self, prompt: Prompt, sampling: Sampling, prefix: Prefix | None = None
     ) -> RenderedPrompt:
@@ -67,7 +72,7 @@ class InProcessModel(ABC):
         prefilled = bool(prompt.messages) and prompt.messages[-1].role == "assistant"
         if self.max_images is not None and len(images) > self.max_images:
             raise GenerationError(
-                f"the model takes {self.max_images} image per prompt, got {len(images)}",
+                f"the model reads at most {self.image_limit} per prompt, got {len(images)}",
                 hint=ONE_IMAGE,
             )
         try:
@@ -112,8 +117,9 @@ class InProcessModel(ABC):
         )
 
     def answer(self, batch: Sequence[RenderedPrompt]) -> list[tuple[tuple[Completion, ...], Usage]]:
-        """Generate the completions and usage of each prompt. Raises `GenerationError`. All prompts
-        have the same number of samples, and either all have images or none has."""
+        """Generate the completions and usage of each prompt. Raises `GenerationError`, and
+        `PromptTooLongError` if a prompt is too long for a token tree. All prompts have the same
+        number of samples, and either all have images or none has."""
         try:
             with torch.inference_mode():
                 return self._answer(batch)
@@ -140,6 +146,7 @@ class InProcessModel(ABC):
     ) -> list[tuple[tuple[Completion, ...], Usage]]:
         generator.tree.trim()
         prompts = self._tree_keys(generator.tree, batch)
+        check_length(max(map(len, prompts)), generator.tree.max_tokens)
         answers: dict[int, tuple[tuple[Completion, ...], Usage]] = {}
         for part in parts_by_length(list(map(len, prompts))):
             indices = [number for number in part for _ in range(batch[number].samples)]
@@ -180,6 +187,16 @@ class InProcessModel(ABC):
         if isinstance(part, str):
             return {"type": "text", "text": self.control.escape(part)}
         return {"type": "image"}
+
+
+def check_length(tokens: int, most: int) -> None:
+    """Raise `PromptTooLongError` if a prompt has more than `most` tokens. Time and memory of its
+    attention grow with the square of its length."""
+    if tokens > most:
+        raise PromptTooLongError(
+            f"the prompt must have at most {most:,} tokens, got {tokens:,}",
+            hint="use fewer or shorter demonstrations, or shorten the text",
+        )
 
 
 def to_reply(

@@ -12,7 +12,7 @@ import transformers
 from transformers.cache_utils import DynamicLayer
 
 from bottega.generation.caches import VisionCache
-from bottega.generation.in_process import InProcessModel, to_reply
+from bottega.generation.in_process import InProcessModel, check_length, to_reply
 from bottega.generation.model_files import load_parts
 from bottega.generation.prefix_reuse import BatchReader, prefixed_inputs
 from bottega.generation.sampling import GumbelSampler, SampleRow, StopCriterion, to_completion
@@ -121,6 +121,15 @@ class LoadedModel(InProcessModel):
             repeated = [self.decode(one) for one in batch for _ in range(samples)]
             inputs = self._inputs(repeated)
             prompt_tokens = inputs["attention_mask"].sum(dim=1).tolist()
+            if self.tree is not None:
+                pairs = zip(repeated, prompt_tokens, strict=True)
+                # The prompt repeats the opening of its prefix, and these tokens are masked.
+                lengths = (
+                    one.prefix.length - one.prefix.opening + count
+                    for one, count in pairs
+                    if one.prefix
+                )
+                check_length(max(lengths), self.tree.tree.max_tokens)
             return prefixed_inputs(self.model, inputs, repeated), prompt_tokens[::samples]
         uncached = partial(self._inputs, batch, tokenized)
         if self.reader is not None and tokenized:

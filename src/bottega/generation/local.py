@@ -104,12 +104,17 @@ class TransformersGenerator:
 
     @property
     def loaded(self) -> LoadedModel:
-        """The loaded model. Raises `SettingError` before `load()`."""
-        if self._loaded is None:
+        """The loaded model. Raises `SettingError` before `load()`.
+
+        A bundled model answers without transformers. This is then a second copy of it, loaded with
+        transformers at the first use: changed weights affect only replies with a KV prefix.
+        """
+        model = self._loaded  # read once: `aclose` sets it to None in another thread
+        if model is None:
             raise SettingError(
                 f"{self.name} is not loaded", hint="call await generator.load() first"
             )
-        return self._loaded.transformers_model()
+        return model.transformers_model()
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         return await self._ask(Request(prompt, sampling))
@@ -119,7 +124,8 @@ class TransformersGenerator:
         return PrefixedGenerator(self, prefix)
 
     async def run(self, work: Callable[[LoadedModel], Done]) -> Done:
-        """Run other work with the model, in its thread, between two batches."""
+        """Run other work with the model, in its thread, between two batches. With a bundled model,
+        `work` gets the second copy that `loaded` describes."""
         return await asyncio.wrap_future(
             self._submit(lambda: work(self._model().transformers_model()))
         )

@@ -33,6 +33,8 @@ class TokenTree:
     def __init__(self, model: Any, max_bytes: int = MAX_BYTES) -> None:
         text = model.base_model.language_model
         config = text.config
+        # Rotary angles are computed at any position, but the model was trained on these.
+        self.max_tokens = int(config.max_position_embeddings)
         self._embedding, self._frequencies = text.embed_tokens, text.rotary_emb.inv_freq
         # Sharp attention amplifies rounding. The last layer has few queries: doubles cost little.
         precisions = [torch.float32] * (len(text.layers) - 1) + [torch.float64]

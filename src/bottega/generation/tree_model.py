@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from bottega._util.native import LOADING
 from bottega.bundled.fast_vlm import FastVlm
+from bottega.bundled.photo_model import REINSTALL
 from bottega.bundled.processor import FastVlmProcessor
 from bottega.errors import MissingDependencyError, ModelLoadError, needs_extra
 from bottega.generation.caches import MAX_BYTES, VisionCache
@@ -42,7 +43,7 @@ class TreeModel(InProcessModel):
         except Exception as error:  # damaged files raise errors of any type
             raise ModelLoadError(
                 f"{source} cannot be loaded as a bundled model: {first_line(error)}",
-                hint="run pip install --force-reinstall --no-deps bottega-vlm",
+                hint=REINSTALL,
             ) from error
         placeholder = processor.image_token * model.config.image_seq_length
         loaded = cls(

@@ -12,10 +12,12 @@ def make_column_major(model: nn.Module, min_bytes: int = MIN_BYTES) -> None:
     """Convert the weights of linear layers to column-major order in place, if they take at least
     `min_bytes` in total.
 
-    Shapes, values and memory use stay the same. For one token, MKL multiplies by a row-major matrix
-    at about half of the memory bandwidth. Layers with fewer outputs than inputs stay row-major,
-    which is faster for them. A tied embedding changes with its linear layer. `save_pretrained`
-    fails for tied weights in this order (transformers 5.23): make them contiguous first.
+    Shapes and values stay the same. Weights that transformers maps from a file become private
+    memory, which processes do not share and the system cannot drop. For one token, MKL multiplies
+    by a row-major matrix at about half of the memory bandwidth. Layers with fewer outputs than
+    inputs stay row-major, which is faster for them. A tied embedding changes with its linear layer.
+    `save_pretrained` fails for tied weights in this order (transformers 5.23): make them contiguous
+    first.
     """
     linears = [
         one

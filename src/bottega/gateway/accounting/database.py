@@ -26,7 +26,8 @@ def connect(path: Path, *, create: bool) -> sqlite3.Connection:
     if not create and not path.exists():
         raise StoreError(
             f"gateway database {name} does not exist",
-            hint="check --data; bottega serve --data FOLDER and bottega keys add NAME create it",
+            hint="check --data; bottega serve --data FOLDER and bottega keys add NAME create it;"
+            " bottega serve --demo keeps its ledger only with --data FOLDER",
         )
     if not path.parent.is_dir():
         raise StoreError(f"folder {path_text(path.parent)} does not exist", hint="create it first")

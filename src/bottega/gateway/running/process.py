@@ -43,6 +43,7 @@ IDLE_SECONDS = 1.0
 CUT_SECONDS = 1
 # After that the process exits: a thread that loads a model cannot be stopped.
 EXIT_SECONDS = 5.0
+PORT_STEP = 20  # from a port in use to the suggested one
 
 
 def bind_socket(listening: ServerSettings) -> socket.socket:
@@ -61,7 +62,9 @@ def bind_socket(listening: ServerSettings) -> socket.socket:
             found.close()
             raise
     except OSError as error:
-        hint = f"use --port {port + 1 if 1023 < port < 65535 else 8000}, or --port 0 for a free one"
+        # The next ones may be taken, too: 8000 is the gateway's and 8001 that of `bottega ui`.
+        other = port + PORT_STEP if 1023 < port <= 65535 - PORT_STEP else 8000
+        hint = f"use --port {other}, or --port 0 for a free one"
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
             hint = "use --host 127.0.0.1 for this machine only, or --host :: for all its addresses"
         raise SettingError(
