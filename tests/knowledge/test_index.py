@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+import faiss
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from bottega.knowledge.index import FlatIndex, Slots
+from bottega.knowledge.index import FlatIndex, Keys, Slots
 from bottega.knowledge.records import Change, SearchHit
 from bottega.protocols import Vectors
 
@@ -105,6 +106,27 @@ def test_applying_changes_twice_changes_nothing() -> None:
 
 def test_empty_index_finds_nothing() -> None:
     assert FlatIndex(4, "l2").search(np.zeros((2, 4), np.float32), 3) == [[], []]
+
+
+def test_a_single_query_uses_one_thread() -> None:
+    seen = []
+
+    class Counting(FlatIndex):
+        def _nearest(self, queries: Vectors, k: int, chosen: Keys | None) -> tuple[Vectors, Keys]:
+            seen.append(faiss.omp_get_max_threads())
+            return super()._nearest(queries, k, chosen)
+
+    index = Counting(WIDTH, "cosine")
+    index.apply([Change(1, 1, np.ones(WIDTH, np.float32))])
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(3)
+    try:
+        index.search(np.ones((1, WIDTH), np.float32), 1)
+        index.search(np.ones((2, WIDTH), np.float32), 1)
+        assert faiss.omp_get_max_threads() == 3
+    finally:
+        faiss.omp_set_num_threads(before)
+    assert seen == [1, 3]
 
 
 def test_no_key_has_a_slot_in_an_empty_index() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from threading import Lock
 from typing import Literal, Self, TypeVar, cast
 
@@ -208,7 +209,8 @@ class FaissIndex(ABC):
             chosen = None if allowed is None else self._slots.of(allowed)
             if chosen is not None and not len(chosen):
                 return [[] for _ in vectors]
-            scores, slots = self._nearest(queries, wanted, chosen)
+            with one_thread() if len(queries) == 1 else nullcontext():
+                scores, slots = self._nearest(queries, wanted, chosen)
             keys = self._slots.to_keys(slots)
         if self._metric == "l2":
             scores = -np.sqrt(np.maximum(scores, 0.0))
@@ -295,6 +297,18 @@ class FlatIndex(FaissIndex):
         if len(chosen) < SUBSET_SHARE * len(self._slots.keys):
             return search_slots(self._index, queries, k, chosen)
         return search_bits(self._index, queries, k, self._slots.bits(chosen))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let faiss compute in the calling thread only. Several threads would divide the rows of a
+    single query, which takes longer than one thread and more CPU time."""
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)  # for calls of this thread
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(threads)
 
 
 def search_slots(
