@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
 
-install: $(VENV)/dev ## install all that the other targets need; each also installs what it lacks
+install: $(VENV)/dev ## install the package and all development tools
 
 demo: $(VENV)/local ## classify handwriting and photographs, write bottega-demo.html
 	$(BIN)/bottega demo
