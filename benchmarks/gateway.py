@@ -1,4 +1,4 @@
-"""Gateway performance against its limits: python benchmarks/gateway.py [--quick] [--json FILE]
+"""Compare the gateway with its peers: python benchmarks/gateway.py [--quick] [--json FILE]
 [--litellm-python PATH/TO/python] [--tensorzero-python PATH/TO/python] [--portkey FOLDER]
 
 Measures CPU time per request of the server processes and client latency, beside a bare Starlette
@@ -58,7 +58,7 @@ class Size:
     concurrencies: tuple[int, ...]
     seconds: float
     pause: float = 0.0
-    """Seconds between two requests of a client that is alone."""
+    """Seconds between two requests of a single client."""
 
 
 QUICK = Size(rounds=2, concurrencies=(1, 16), seconds=0.6)

@@ -62,7 +62,7 @@ class Bar:
 
     @property
     def met(self) -> bool | None:
-        """Whether the requirement is met; None without a limit."""
+        """Whether the requirement is met; None without a requirement."""
         if self.bar is None:
             return None
         median = self.value.median

@@ -55,7 +55,7 @@ def main() -> None:
     lines = []
     for name, noise in NOISES.items():
         data = draw(count, options.questions, noise, seed=0)
-        # Its index takes minutes, and the harder data would say the same.
+        # Only one data set: the index of fast-plaid takes minutes to build.
         peer = Plaid(options.plaid_python, data) if name == "words" else None
         lines += shown(compared(name, data, options.rounds, peer))
     overhead = line("pipeline / raw forward and scan", pipeline_overhead(), BARS["overhead"], False)
@@ -129,7 +129,7 @@ def compared(
     documents = data["documents"]
     index = TokenIndex(TokenArray(None, name, DIMENSION))
     everything = TokenIndex(TokenArray(None, name, DIMENSION), effort=SearchEffort(shortlist=1))
-    # Chosen on another draw than this one's.
+    # Chosen on data of another seed.
     brisk = TokenIndex(TokenArray(None, name, DIMENSION), effort=SearchEffort(0.05, 40, 100))
     start = time.process_time()
     for one in (index, everything, brisk):

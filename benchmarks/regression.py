@@ -38,7 +38,7 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Ratio:
-    """Ratio of one run; `bar` is what the benchmark requires of it."""
+    """Ratio of one run; `bar` is the value that the benchmark requires."""
 
     name: str
     value: float
@@ -48,7 +48,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Ratios of several runs."""
+    """Lowest, median and highest value of a ratio over several runs."""
 
     low: float
     median: float
@@ -189,7 +189,7 @@ def measure(name: str, runs: int) -> dict[str, list[Ratio]]:
                 raise SystemExit(f"{name} failed:\n{done.stdout}{done.stderr}")
             ratios = list(BENCHMARKS[name](json.loads(file.read_text())))
             if not ratios:
-                raise SystemExit(f"{name} gave no ratios:\n{done.stdout}{done.stderr}")
+                raise SystemExit(f"{name} reported no ratios:\n{done.stdout}{done.stderr}")
             for ratio in ratios:
                 found[ratio.name].append(ratio)
             file.unlink()
@@ -221,7 +221,7 @@ def compared(
 
 
 def missed(name: str, ratios: Mapping[str, Sequence[Ratio]]) -> Iterator[str]:
-    """Return a line for each requirement that the median of the runs misses."""
+    """Yield a line for each requirement that the median of the runs misses."""
     for ratio, values in ratios.items():
         bar, now = values[0].bar, Recorded.of(values)
         if bar is None:

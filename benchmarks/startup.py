@@ -2,7 +2,7 @@
 
 Prints the CPU time and the elapsed time in seconds, median [lowest, highest] of all rounds. Each
 start is a process of its own with one thread, and the cases alternate. The imports are floors: the
-bundled models need torch, models of the hub also the modelling code of transformers. Linux only.
+bundled models need torch; models from the hub also need transformers' modelling code. Linux only.
 """
 
 from __future__ import annotations

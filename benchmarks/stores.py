@@ -1,10 +1,10 @@
-"""The store against its ratios: python benchmarks/stores.py [--quick] [--json FILE]
+"""Compare knowledge bases with faiss and the disk:
+python benchmarks/stores.py [--quick] [--json FILE]
 
 Times are medians of calls that alternate between the store and what it is compared with, in one
-run on one machine, because ratios depend less on other load. --quick takes
-fewer rows for the graph and fewer rounds, and ends within five minutes. Beside the ratios stand
-other stores with the same rows and questions; stores that are not installed are skipped. Exits with
-1 if a requirement is missed.
+run on one machine, because ratios depend less on other load. --quick takes fewer rows for the graph
+and fewer rounds, and ends within five minutes. The same rows and queries are then measured in other
+stores; those that are not installed are skipped. Exits with 1 if a requirement is missed.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def clustered(rows: int, seed: int = 0, width: int = WIDTH) -> Vectors:
 
 
 def examples(rows: int) -> Iterator[Example]:
-    """Return examples without images, so both sides handle the same bytes."""
+    """Yield examples without images, so both sides handle the same bytes."""
     for i in range(rows):
         yield Example(Query(str(i)), "yes", tags={"in20": str(i % 20), "in200": str(i % 200)})
 

@@ -179,5 +179,5 @@ def test_a_benchmark_without_ratios_is_an_error(
     document = '{"lines": [], "bars": []}'
     script = f"import sys, pathlib; pathlib.Path(sys.argv[-1]).write_text({document!r})"
     prepare(monkeypatch, tmp_path, script, {})
-    with pytest.raises(SystemExit, match="racc gave no ratios"):
+    with pytest.raises(SystemExit, match="racc reported no ratios"):
         regression.measure("racc", 1)
