@@ -1,4 +1,4 @@
-"""Exceptions of this project. `hint` is the next step; `retryable` tells whether to retry.
+"""Exceptions of this project. `hint` is the next step; `retryable` is true if a retry may succeed.
 
 BottegaError
 ├── SettingError              a parameter, or a combination of parts, that cannot work
@@ -98,7 +98,7 @@ def store_errors(setting: str | None) -> Iterator[None]:
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
     """Raise `MissingDependencyError` if an import inside the block fails. An import of this
-    package's own modules that fails is a bug, and raises as it is."""
+    package's own modules that fails is a bug, and its error is raised unchanged."""
     try:
         yield
     except ModuleNotFoundError as error:

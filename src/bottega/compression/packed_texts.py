@@ -19,10 +19,8 @@ class PackedTexts:
         self.paths: list[Tensor] = []
         for index, text in enumerate(texts):
             path = [-1]
-            for token in [
-                *text,
-                *[-1 - index] * extra,
-            ]:  # extra tokens have a different id in each text
+            # Extra tokens have a different id in each text.
+            for token in [*text, *[-1 - index] * extra]:
                 path.append(positions.setdefault((path[-1], token), len(positions)))
             self.paths.append(torch.tensor(path[1:], dtype=torch.int64))
         self.length = len(positions)

@@ -94,7 +94,7 @@ class InProcessModel(ABC):
         if marker and text.count(marker) != len(images):
             raise GenerationError(
                 f"the rendered prompt needs {len(images)} image tokens, got {text.count(marker)}",
-                hint="check that the chat template accepts images in these turns, and this many",
+                hint="check that the chat template accepts this many images in these turns",
             )
         return RenderedPrompt(text, images, sampling, prefix=prefix)
 

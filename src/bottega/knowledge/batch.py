@@ -46,8 +46,8 @@ def embedded_batches(
 ) -> Iterator[EmbeddedExamples]:
     """Embed the examples of each batch that are not stored.
 
-    An embedder with workers gets the next batches while the caller stores a batch. One of two equal
-    examples may then be embedded in vain.
+    An embedder with workers gets the next batches while the caller stores a batch. Equal examples
+    in two of these batches are then both embedded, and one is stored.
     """
     ahead = max((embed_concurrency(view.embed) for view in views.values()), default=1)
     prepared = (_prepared(batch, rows, on_error) for batch in batches)
@@ -250,7 +250,7 @@ def _view_vectors(view: View, examples: Mapping[int, Example]) -> Vectors:
             except EmbeddingError as single_error:
                 hint = (
                     single_error.hint
-                    or f"bottega rm FILE {example.id} removes it; the rest is kept"
+                    or f"remove it with bottega rm FILE {example.id}; finished vectors are kept"
                 )
                 raise EmbeddingError(f"example {example.id}: {single_error}", hint=hint) from error
         raise

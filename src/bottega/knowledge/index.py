@@ -156,7 +156,7 @@ class FaissIndex(ABC):
         return len(self._slots)
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """Insert, replace and delete rows as the changes say."""
+        """Insert, replace and delete rows according to the changes."""
         if not changes:
             return
         latest = {change.key: change.vector for change in changes}
@@ -301,8 +301,8 @@ class FlatIndex(FaissIndex):
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let faiss compute in the calling thread only. Several threads would divide the rows of a
-    single query, which takes longer than one thread and more CPU time."""
+    """Run faiss in the calling thread only. For a single query, several threads would each search a
+    part of the rows, which takes longer and more CPU time than one thread."""
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)  # for calls of this thread
     try:
