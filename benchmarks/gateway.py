@@ -3,7 +3,8 @@
 
 Measures CPU time per request of the server processes and client latency, beside a bare Starlette
 server (the floor), a bare proxy of Starlette and aiohttp, and the peers of gateway_peers.py, each
-in its own environment. All servers run at the same time on loopback, with one worker each, before
+in its own environment. The floor of a request with an image and examples is to hash, decode and
+embed the image, in this process. All servers run at the same time on loopback, with one worker each, before
 an upstream that answers immediately. Requests alternate between servers, and each ratio compares
 one round. --quick ends within 90 s. Exits with 1 if a requirement is missed. Shared state is
 measured by benchmarks/gateway_state.py, several workers by benchmarks/gateway_workers.py.
@@ -26,7 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
 
-from benchmarks.gateway_bodies import Body, image_body, text_body
+from benchmarks.gateway_bodies import Body, image_body, photograph, text_body
 from benchmarks.gateway_cases import (
     AUGMENTED,
     PASSED,
@@ -47,7 +48,11 @@ from benchmarks.gateway_peers import (
 )
 from benchmarks.peers.mock_upstream import TEXT
 from benchmarks.processes import ROOT
+from bottega.image import Image
+from bottega.knowledge import PixelEmbedder
+from bottega.types import Query
 
+EMBEDDED = "hash, decode, embed"
 WARM, IDLE = 30, 2.0
 MOST = 200_000
 
@@ -111,6 +116,7 @@ def judged(figures: Figures) -> Iterator[Bar]:
     yield from figures.ratio(f"Portkey / {PASSED}", PORTKEY, PASSED, None)
     yield from figures.ratio("LiteLLM / bare proxy", LITELLM, BARE, None)
     yield from figures.ratio(f"{AUGMENTED} / bare proxy", AUGMENTED, BARE, None)
+    yield from figures.ratio(f"{AUGMENTED} / {EMBEDDED}", AUGMENTED, EMBEDDED, 2)
     for case in (PASSED, REPEATED, AUGMENTED):
         yield from figures.outliers(case)
 
@@ -153,6 +159,8 @@ class Bench:
                 for case in self._cases:
                     if body.name in case.bodies:
                         yield self._run(number, case, body, concurrency, size)
+                if body.name == "image":
+                    yield embedding(number, concurrency, size.seconds)
 
     def _warm(self) -> None:
         for case, body in itertools.product(self._cases, self._bodies):
@@ -216,6 +224,36 @@ class Bench:
         assert self._load.stdin is not None and self._load.stdout is not None
         self._load.stdin.write(json.dumps(asdict(work)) + "\n")
         return LoadResult(**json.loads(self._load.stdout.readline()))
+
+
+def embedding(number: int, concurrency: int, seconds: float) -> Run:
+    """Hash, decode and embed the image of `image_body` again and again, one at a time."""
+    data, embedder = photograph(), PixelEmbedder()
+
+    def embed() -> None:
+        embedder.embed([Query("", (Image.from_bytes(data),))])
+
+    for _ in range(WARM):
+        embed()
+    took: list[float] = []
+    cpu, end = time.process_time(), time.perf_counter() + seconds
+    while (start := time.perf_counter()) < end:
+        embed()
+        took.append(time.perf_counter() - start)
+    cpu, done = (time.process_time() - cpu) * 1000 / len(took), sorted(took)
+    return Run(
+        round=number,
+        case=EMBEDDED,
+        body="image",
+        concurrency=concurrency,
+        requests=len(took),
+        errors=0,
+        cpu=cpu,
+        rate=len(took) / sum(took),
+        p50=done[len(done) // 2] * 1000,
+        p99=done[len(done) * 99 // 100] * 1000,
+        longest=done[-1] * 1000,
+    )
 
 
 if __name__ == "__main__":

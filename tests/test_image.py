@@ -62,7 +62,7 @@ def test_pickled_image_leaves_out_its_pixels() -> None:
     assert copy.decode().tobytes() == image.decode().tobytes()
 
 
-@pytest.mark.parametrize("prefix", ["data:image/png;base64,", ""])
+@pytest.mark.parametrize("prefix", ["data:image/png;base64,", "DATA:;base64,", ""])
 def test_a_data_url_or_bare_base64_is_an_image(prefix: str) -> None:
     data = encoded(photo())
     assert Image.from_data_url(prefix + base64.b64encode(data).decode()).data == data

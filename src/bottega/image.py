@@ -100,7 +100,10 @@ class Image:
     @classmethod
     def from_data_url(cls, url: str, *, source: str | None = None) -> Image:
         """Decode `data:image/png;base64,...` or bare base64 text. Raises `ImageError`."""
-        payload = url.partition(",")[2] if url.startswith("data:") else url
+        payload = url
+        if url[:5].lower() == "data:":
+            comma = url.find(",")
+            payload = url[comma + 1 :] if comma >= 0 else ""
         try:
             data = pybase64.b64decode(payload, validate=True)
         except (binascii.Error, ValueError) as error:

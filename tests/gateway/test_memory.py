@@ -10,6 +10,9 @@ import pytest
 
 from bottega.gateway.jobs import ChatJob
 from bottega.gateway.running.server import unmap_large_blocks
+from bottega.retrieval import SharedRetriever
+from bottega.types import Candidate, Query
+from tests.builders import candidates
 from tests.gateway.harness import client, harness, user_messages
 
 # Eight times 16 MB, with small blocks that stay between them.
@@ -55,9 +58,13 @@ def test_ended_requests_are_freed_without_garbage_collection(tmp_path: Path, str
     def jobs() -> int:
         return sum(type(one) is ChatJob for one in gc.get_objects())
 
+    async def retrieve(query: Query, k: int, /) -> list[Candidate]:
+        return candidates("red", "blue")[:k]
+
+    found = SharedRetriever(retrieve, min_k=2)
     gc.collect()
     before = jobs()  # of other tests
-    with harness(tmp_path) as gateway, client(gateway.url) as sender:
+    with harness(tmp_path, retrieve=found) as gateway, client(gateway.url) as sender:
         gc.disable()
         try:
             for shade in range(3):

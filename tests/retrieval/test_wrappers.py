@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 
 import pytest
@@ -132,6 +134,23 @@ async def test_the_result_is_freed_with_the_query() -> None:
     assert len(shared._searches) == 1
     del query
     gc.collect()
+    assert shared._searches == {}
+
+
+async def test_the_query_is_freed_although_the_context_of_the_search_refers_to_it() -> None:
+    current: ContextVar[Query] = ContextVar("current")
+    shared = SharedRetriever(Slow())
+
+    async def ask() -> weakref.ref[Query]:
+        query = Query("q")
+        current.set(query)
+        await shared(query, 2)
+        return weakref.ref(query)
+
+    freed = await asyncio.create_task(ask())
+    await asyncio.sleep(0)  # until the event loop drops the task
+    gc.collect()
+    assert freed() is None
     assert shared._searches == {}
 
 

@@ -96,11 +96,6 @@ class SharedTask(Generic[Value]):
         self._on_abandon = on_abandon
         self._waiting = 0
 
-    @property
-    def has_failed(self) -> bool:
-        task = self.task
-        return task.done() and (task.cancelled() or task.exception() is not None)
-
     async def wait(self) -> Value:
         """Return the task's result, or raise its error."""
         if self.task.done():  # its event loop may be closed

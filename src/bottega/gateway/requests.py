@@ -176,7 +176,7 @@ class Limits(BodyLimits):
         """Return the image of a data URL, whose size `read` has checked. Blocks: decodes. Raises
         `ApiError`."""
         try:
-            image = Image.from_data_url("data:" + url[5:])
+            image = Image.from_data_url(url)
         except TooManyPixelsError as error:
             max_pixels = min(self.image_pixels, MAX_PIXELS)
             message = f"The image has more than {max_pixels:,} pixels."
@@ -241,8 +241,8 @@ async def read_images(
 
 
 def _decode(url: str, param: str, limits: Limits) -> Image:
-    kind, comma, _ = url.partition(",")
-    if not (kind[:11].lower() == "data:image/" and kind.lower().endswith(";base64") and comma):
+    kind = url[: max(0, url.find(","))].lower()
+    if not (kind.startswith("data:image/") and kind.endswith(";base64")):
         raise image_error(
             "an image_url is neither an http(s) URL nor a data URL",
             param,

@@ -166,11 +166,22 @@ class EmptyTolerantRetriever:
 
 @dataclass
 class SharedSearch:
-    """Search of one query object."""
+    """Search of one query object, with its result once it has ended.
+
+    The task is dropped at its end: the context of a task may refer to the query, which would then
+    never be freed.
+    """
 
     k: int
-    shared: SharedTask[list[Candidate]]
     query: weakref.ref[Query]  # its callback removes the search
+    running: SharedTask[list[Candidate]] | None = None
+    found: list[Candidate] | None = None
+
+    async def result(self) -> list[Candidate]:
+        if self.running is not None:
+            return await self.running.wait()
+        assert self.found is not None
+        return self.found
 
 
 class SharedRetriever:
@@ -192,16 +203,16 @@ class SharedRetriever:
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         search = self._searches.get(id(query))
-        if search is None or search.k < k or search.shared.has_failed:
+        if search is None or search.k < k:
             search = self._begin(query, max(k, self._min_k))
-        return (await search.shared.wait())[:k]
+        return (await search.result())[:k]
 
     def best(self, query: Query) -> float | None:
         """Return the highest score found for this object, None without a result."""
         search = self._searches.get(id(query))
-        if search is None or not search.shared.task.done() or search.shared.has_failed:
+        if search is None or search.found is None:
             return None
-        return max((one.score for one in search.shared.task.result()), default=None)
+        return max((one.score for one in search.found), default=None)
 
     async def observe(self, trace: Trace, /) -> None:
         """Drop the result for the query of this trace."""
@@ -209,19 +220,22 @@ class SharedRetriever:
 
     def _begin(self, query: Query, k: int) -> SharedSearch:
         key, searches = id(query), self._searches
+        search = SharedSearch(k, weakref.ref(query, lambda _: searches.pop(key, None)))
 
         def forget() -> None:
             if searches.get(key) is search:
                 del searches[key]
 
         def end(task: asyncio.Task[list[Candidate]]) -> None:
+            search.running = None
             # An error refers to its traceback and so to the query: neither would ever be freed.
-            if search.shared.has_failed:
+            if task.cancelled() or task.exception() is not None:
                 forget()
+            else:
+                search.found = task.result()
 
-        freed = weakref.ref(query, lambda _: searches.pop(key, None))
-        search = SharedSearch(k, SharedTask(self._retrieve(query, k), forget), freed)
-        search.shared.task.add_done_callback(end)
+        search.running = SharedTask(self._retrieve(query, k), forget)
+        search.running.task.add_done_callback(end)
         searches[key] = search
         return search
 

@@ -192,7 +192,7 @@ def _closing(send: Send) -> Send:
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
-LARGE_BLOCK, KEPT_AT_HEAP_END = 12 << 20, 8 << 20
+LARGE_BLOCK, KEPT_AT_HEAP_END = 12 << 20, 32 << 20
 
 
 def unmap_large_blocks() -> bool:
@@ -209,7 +209,8 @@ def unmap_large_blocks() -> bool:
     except (AttributeError, OSError, TypeError):  # musl, macOS, Windows
         return False
     # A fixed threshold also ends the automatic one for trimming heaps. At its default of 128 kB,
-    # each request with an image returned its body's memory, and the next one faulted it in again.
+    # each request with an image returned its body's memory, and the next one faulted it in again;
+    # at 8 MB, which orjson's block exceeds, most of it.
     mallopt(M_TRIM_THRESHOLD, KEPT_AT_HEAP_END)
     return bool(mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK))
 
