@@ -4,10 +4,10 @@
 Measures CPU time per request of the server processes and client latency, beside a bare Starlette
 server (the floor), a bare proxy of Starlette and aiohttp, and the peers of gateway_peers.py, each
 in its own environment. The floor of a request with an image and examples is to hash, decode and
-embed the image, in this process. All servers run at the same time on loopback, with one worker each, before
-an upstream that answers immediately. Requests alternate between servers, and each ratio compares
-one round. --quick ends within 90 s. Exits with 1 if a requirement is missed. Shared state is
-measured by benchmarks/gateway_state.py, several workers by benchmarks/gateway_workers.py.
+embed the image, in this process. All servers run at the same time on loopback, with one worker
+each, before an upstream that answers immediately. Requests alternate between servers, and each
+ratio compares one round. --quick ends within 90 s. Exits with 1 if a requirement is missed. Shared
+state is measured by benchmarks/gateway_state.py, several workers by gateway_workers.py.
 """
 
 from __future__ import annotations
