@@ -4,16 +4,21 @@ import gc
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bottega.gateway.jobs import ChatJob
+from bottega.gateway.running.build import build
 from bottega.gateway.running.server import unmap_large_blocks
 from bottega.retrieval import SharedRetriever
 from bottega.types import Candidate, Query
 from tests.builders import candidates
+from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
 from tests.gateway.harness import client, harness, user_messages
+from tests.server import Server, ok, slowly
 
 # Eight times 16 MB, with small blocks that stay between them.
 DECODING = """
@@ -53,11 +58,12 @@ def test_memory_of_images_is_returned() -> None:
     assert memory_growth("returned") < 15
 
 
+def jobs() -> int:
+    return sum(type(one) is ChatJob for one in gc.get_objects())
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_ended_requests_are_freed_without_garbage_collection(tmp_path: Path, stream: bool) -> None:
-    def jobs() -> int:
-        return sum(type(one) is ChatJob for one in gc.get_objects())
-
     async def retrieve(query: Query, k: int, /) -> list[Candidate]:
         return candidates("red", "blue")[:k]
 
@@ -80,3 +86,18 @@ def test_ended_requests_are_freed_without_garbage_collection(tmp_path: Path, str
             assert jobs() <= before
         finally:
             gc.enable()
+
+
+def test_open_connections_to_an_upstream_keep_no_requests(endpoint: Server, tmp_path: Path) -> None:
+    endpoint.answers = [slowly(ok("fine"), 0.1)]
+    gateway_server = build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)
+    gc.collect()
+    before = jobs()  # of other tests
+    with run_gateway(gateway_server) as url, ThreadPoolExecutor() as pool:
+        list(pool.map(partial(ask, url), "abcd"))  # each opens a connection
+        assert endpoint.most_at_once == 4
+        end = time.monotonic() + 2  # idle connections are closed later
+        while jobs() > before and time.monotonic() < end:
+            gc.collect()
+            time.sleep(0.01)
+        assert jobs() <= before

@@ -7,6 +7,7 @@ import logging
 import random
 import re
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -34,7 +35,7 @@ from bottega.gateway.calls import (
     without_rationales,
 )
 from bottega.gateway.decode_budget import DecodeBudget
-from bottega.gateway.drafts import SEND
+from bottega.gateway.drafts import send_drafts
 from bottega.gateway.errors import MisconfiguredError, reason_of, unsupported_request
 from bottega.gateway.jobs import ChatJob, ChatResult, ChatStream, replayed_chunks
 from bottega.gateway.ports import SEARCHED, PrefixUpstream, ServedTier, TierPassages, UpstreamCall
@@ -89,9 +90,9 @@ class Completer:
         `GenerationError` if all fail, `SettingError` if a tier does not support the request, or
         `BudgetError` if the key's budget does not allow it."""
         steps = _JobSteps(self, job, self.call_upstream, lambda result: result)
-        SEND.set(partial(self._draft, job))
         try:
-            result, _ = await run(steps)
+            with self.drafts(job):
+                result, _ = await run(steps)
         except (GenerationError, SettingError, BudgetError) as error:
             # A dismissed answer is better than no answer.
             if not steps.dismissed or not (
@@ -111,8 +112,8 @@ class Completer:
         """Return the stream of the routed tier, or of a fallback: another tier may answer until the
         first event. Raises like `complete`."""
         steps = _JobSteps(self, job, self._open_stream, partial(_stream_of, job))
-        SEND.set(partial(self._draft, job))
-        stream, _ = await run(steps)
+        with self.drafts(job):
+            stream, _ = await run(steps)
         return replace(stream, failed=tuple(steps.failed))
 
     async def call_upstream(self, job: ChatJob, call: UpstreamCall) -> ChatResult:
@@ -128,6 +129,10 @@ class Completer:
         call.abandoned = has_left()
         job.bill.paid(call, completed.usage, perf_counter() - state.started)
         return ChatResult(call, completed)
+
+    def drafts(self, job: ChatJob) -> AbstractContextManager[None]:
+        """Bill the drafts of searches inside the block to the job."""
+        return send_drafts(partial(self._draft, job))
 
     async def _draft(self, job: ChatJob, call: UpstreamCall) -> ChatCompletion:
         return (await self.call_upstream(job, call)).completed

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 from bottega.errors import GenerationError
 from bottega.gateway.ports import ServedTier, UpstreamCall
@@ -15,7 +17,31 @@ from bottega.types import Prompt, Reply, Sampling, Usage
 
 # Sends a call of the current request and books its cost.
 SendDraft = Callable[[UpstreamCall], Awaitable[ChatCompletion]]
-SEND: ContextVar[SendDraft] = ContextVar("send_draft")
+
+
+@dataclass
+class _Sender:
+    send: SendDraft | None
+
+
+_sender: ContextVar[_Sender] = ContextVar("draft_sender")
+
+
+@contextmanager
+def send_drafts(send: SendDraft) -> Iterator[None]:
+    """Send the drafts of searches inside the block with `send`.
+
+    A task or connection that begins inside the block keeps its context; a connection may stay open
+    for days. Therefore the context refers to `send`, and so to the request, only until the end of
+    the block.
+    """
+    sender = _Sender(send)
+    token = _sender.set(sender)
+    try:
+        yield
+    finally:
+        sender.send = None
+        _sender.reset(token)
 
 
 class DraftGenerator:
@@ -28,15 +54,15 @@ class DraftGenerator:
         self.turns_only = turns_only(served.tier.generator)
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
-        send = SEND.get(None)
-        if send is None:
+        sender = _sender.get(None)
+        if sender is None or sender.send is None:
             raise GenerationError("a draft needs a request", hint="search with another method")
         body: Body = {
             "messages": messages_json(prompt.messages, self._data_url),
             "max_tokens": sampling.max_tokens,
             "temperature": 0,
         }
-        completed = await send(UpstreamCall(self._served, body))
+        completed = await sender.send(UpstreamCall(self._served, body))
         return Reply(completed.model, completed.completions, completed.usage or Usage())
 
     async def aclose(self) -> None:

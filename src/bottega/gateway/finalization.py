@@ -210,7 +210,8 @@ class ShadowRunner:
             found = list(call.shown) if _is_comparable(job) else []
             if not found and _is_comparable(job):  # the gate hides them
                 pipeline = tenant.ungated or query.pipeline
-                hidden = await pipeline.demonstrations(query.query, served.tier)
+                with self.completer.drafts(job):
+                    hidden = await pipeline.demonstrations(query.query, served.tier)
                 found = fitting(hidden, job.request, served.capabilities)
         except BottegaError as error:
             log.info("request %s is not measured: %s", job.record.request_id, error)
