@@ -324,7 +324,8 @@ def reindex(
         ):
             count = knowledge.reindex(name, embedder, progress=status)
         note_embedder(knowledge, name, spec)
-    text = f"{count} examples embedded by {embedder.fingerprint} as {name}"
+    shown = packaged_name(embedder.fingerprint) or spec
+    text = f"{count} examples embedded by {shown} as {name}"
     print_result(json, {"view": name, "embedded": count, "embedder": embedder.fingerprint}, text)
 
 
