@@ -46,8 +46,8 @@ format: $(VENV)/dev ## fix style and formatting
 bench: $(VENV)/dev ## run quick benchmarks, compare them with recorded ratios
 	$(BIN)/python -m benchmarks.regression
 
-# About two hours on two cores (see training/README.md).
-models: $(VENV)/dev ## train both bundled models again
+# About three hours on two cores (see training/README.md).
+models: $(VENV)/dev ## train apprentice, master and compressor again
 	$(BIN)/python -m training --work models-work
 
 clean: ## delete the environment, builds and caches

@@ -72,12 +72,25 @@ FULL = Size(rounds=5, concurrencies=(1, 16, 64), seconds=3.0)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--litellm-python", type=Path)
-    parser.add_argument("--tensorzero-python", type=Path)
-    parser.add_argument("--portkey", type=Path)
-    parser.add_argument("--rounds", type=int)
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer, shorter rounds: 90 s (default: full)"
+    )
+    parser.add_argument("--json", type=Path, help="write the results to this file (default: none)")
+    left_out = "(default: the peer is left out)"
+    parser.add_argument(
+        "--litellm-python", type=Path, help=f"Python of an environment with LiteLLM {left_out}"
+    )
+    parser.add_argument(
+        "--tensorzero-python",
+        type=Path,
+        help=f"Python of an environment with TensorZero {left_out}",
+    )
+    parser.add_argument("--portkey", type=Path, help=f"folder with Portkey's package {left_out}")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help=f"rounds of all cases (default: {FULL.rounds}, or {QUICK.rounds} with --quick)",
+    )
     arguments = parser.parse_args()
     size = QUICK if arguments.quick else FULL
     rounds = arguments.rounds or size.rounds

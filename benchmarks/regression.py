@@ -1,5 +1,5 @@
-"""Compare the quick benchmarks with recorded ratios: python -m benchmarks.regression [--record]
-[--only NAME ...] [--runs N]
+"""Compare quick benchmarks with recorded ratios (make bench): python -m benchmarks.regression
+[--record] [--only NAME ...] [--runs N]
 
 Each benchmark runs in its quick form, on one thread, and prints ratios to a peer or a floor.
 `--record` stores the lowest, the median and the highest of its runs in recorded_ratios.json, by
@@ -122,8 +122,16 @@ def main() -> None:
     parser.add_argument(
         "--record", action="store_true", help="record the ratios, in place of earlier ones"
     )
-    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS))
-    parser.add_argument("--runs", type=int, help="runs of each benchmark: 1, or 3 with --record")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=BENCHMARKS,
+        default=list(BENCHMARKS),
+        help="benchmarks to run (default: all)",
+    )
+    parser.add_argument(
+        "--runs", type=int, help="runs of each benchmark (default: 1, or 3 with --record)"
+    )
     options = parser.parse_args()
     recorded = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     here = recorded.setdefault(processor(), {})

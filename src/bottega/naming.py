@@ -69,10 +69,18 @@ SAMPLED = 16  # images sampled to select the defaults
 def default_embedder(images: Iterable[Image]) -> str:
     """Return the name of the default embedder for these images: `photos` if most of the first
     `SAMPLED` images are photographs and the extra `[photos]` is installed, else `bundled`."""
+    return PHOTOS if has_photos() and are_photographs(images) else BUNDLED
+
+
+def has_photos() -> bool:
+    """Return whether the embedder `photos` is installed."""
+    return weights_installed() and find_spec("torch") is not None
+
+
+def are_photographs(images: Iterable[Image]) -> bool:
+    """Return whether most of the first `SAMPLED` images look like photographs."""
     sampled = list(islice(images, SAMPLED))
-    photographs = sum(map(is_photograph, sampled))
-    has_parts = weights_installed() and find_spec("torch") is not None
-    return PHOTOS if has_parts and 2 * photographs > len(sampled) else BUNDLED
+    return 2 * sum(map(is_photograph, sampled)) > len(sampled)
 
 
 def default_master(images: Iterable[Image]) -> str:

@@ -138,7 +138,8 @@ def test_a_bad_image_does_not_stop_the_others(run: Run, pets: Path) -> None:
     assert "not a readable image" in bad["error"]
     assert "cannot be read" in missing["error"]
     assert good["answer"] == "leaf"
-    assert "skipped" in run("classify", "k.db", "bad.jpg", "query.jpg").err
+    for shown in (done.err, run("classify", "k.db", "bad.jpg", "query.jpg").err):
+        assert "skipped: bad.jpg is not a readable image" in shown
 
 
 def test_a_folder_is_classified_without_traces(run: Run, pets: Path) -> None:
@@ -491,6 +492,7 @@ def test_an_abstention_is_shown_as_unknown(run: Run, pets: Path, served: Server)
     row = done.out.splitlines()[-1].split()
     assert row[1] == "unknown" and "(invalid)" not in done.out
     assert "unknown: no example resembles the image enough" in done.err
+    assert "disagree" not in done.err
 
 
 def test_a_single_label_is_noted(run: Run, pets: Path) -> None:
@@ -508,7 +510,8 @@ def test_a_question_unlike_the_examples_is_noted(run: Run, pets: Path) -> None:
     run("add", "pets.db", pets)
     image = pets.parent / "query.jpg"
     other = run("ask", "What colour is it?", "--image", image, "--kb", "pets.db")
-    assert "the shown examples answer another question: 'What is in the image above?'" in other.err
+    note = "note: the shown examples answer another question: 'What is in the image above?'"
+    assert f"{note}; ask it, or add examples of your question to pets.db" in other.err
     same = run("ask", "What is in the image above?", "--image", image, "--kb", "pets.db")
     assert "another question" not in same.err
 

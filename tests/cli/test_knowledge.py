@@ -5,9 +5,13 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image as Pillow
 
+import bottega.naming
 from bottega import __version__
+from bottega.bundled.efficientnet import weights_installed
 from bottega.errors import EmbeddingError
 from bottega.protocols import Embedder
 from tests.cli.conftest import Run
@@ -188,6 +192,32 @@ def test_wrong_usage_exits_with_2(run: Run, pets: Path) -> None:
     assert run("classify", "k.db", "query.jpg", "--prompt", "odd").code == 2
     assert run("eval", "digitz").code == 2
     assert run("eval", "digits", "--shots", "five").code == 2
+
+
+def test_add_notes_why_the_embedder_was_chosen(run: Run, pets: Path) -> None:
+    added = run("add", "k.db", pets)
+    assert "embedder bundled: the images do not look like photographs" in added.err
+    assert "bottega reindex k.db --embed photos" in added.err
+    assert "photographs" not in run("add", "k.db", pets).err
+    assert "photographs" not in run("add", "p.db", pets, "--embed", "pixels").err
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_add_notes_photographs(run: Run, monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
+    if installed and not weights_installed():
+        pytest.skip("needs the extra [photos]")
+    monkeypatch.setattr(bottega.naming, "weights_installed", lambda: installed)
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+    for label in ("tabby", "pug"):
+        Path("photos", label).mkdir(parents=True)
+        photo = Pillow.fromarray(pixels).resize((90, 70), Pillow.Resampling.BICUBIC)
+        photo.save(Path("photos", label, "1.jpg"), quality=len(label) * 15)
+    added = run("add", "k.db", "photos")
+    wanted = "embedder photos: the images look like photographs; to change it: bottega reindex k.db"
+    if not installed:
+        wanted = "install bottega-vlm[photos], then run bottega reindex k.db --embed photos"
+    assert added.err.count(wanted) == 1
+    assert f"(embedder: {'photos' if installed else 'bundled'})" in added.out
 
 
 def test_the_embedder_of_the_file_is_reused(run: Run, pets: Path) -> None:

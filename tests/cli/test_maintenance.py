@@ -114,7 +114,8 @@ def test_reindex_changes_the_embedder(run: Run, pets: Path) -> None:
         "skipped": [],
         "examples": 12,
     }
-    assert run("reindex", "k.db", "--embed", "pixels", "--by", "looks").code == 0
+    looks = run("reindex", "k.db", "--embed", "pixels", "--by", "looks")
+    assert (looks.code, looks.out) == (0, "12 examples embedded by pixels as looks\n")
     stats = run("stats", "k.db", "--json").json
     assert isinstance(stats, dict)
     assert set(stats["views"]) == {"default", "looks"}

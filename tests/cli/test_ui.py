@@ -4,6 +4,7 @@ import asyncio
 import builtins
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -15,11 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 import bottega.ui
 from bottega.evaluation.run_store import FILE
 from bottega.recording import TraceStore
-from bottega.ui.standalone import Targets
+from bottega.ui.standalone import ConsoleServer, Targets
 from tests.cli.conftest import Run
 from tests.evaluation.report.builders import benchmark, store_run, three_methods
 
@@ -91,6 +96,31 @@ def test_each_target_has_its_pages_until_ctrl_c(
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
         assert (process.returncode, errors) == (0, "")
+
+
+async def test_a_page_cancelled_by_the_stop_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: Request) -> Response:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+        return Response()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = ConsoleServer(Starlette(routes=[Route("/", slow)]), lambda: None)
+        serving = asyncio.create_task(server.serve([listener]))
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        await begun.wait()
+        server.handle_exit(signal.SIGINT, None)
+        await serving
+        await cancelled.wait()
+        await asyncio.sleep(0.1)
+        writer.close()
+    assert caplog.text == ""
 
 
 def test_targets_are_sorted_by_what_they_are(runs: Path, traces: Path, base: Path) -> None:

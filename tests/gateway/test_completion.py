@@ -207,9 +207,13 @@ def test_request_too_long_with_demonstrations_is_sent_without(tmp_path: Path) ->
         PromptTooLongError("the prompt must have at most 8,192 tokens, got 9,000"),
     ],
 )
-def test_request_too_long_for_one_tier_goes_to_another(tmp_path: Path, long: BottegaError) -> None:
+def test_request_too_long_for_one_tier_goes_to_another(
+    tmp_path: Path, long: BottegaError, caplog: pytest.LogCaptureFixture
+) -> None:
     with harness(tmp_path, apprentice=ScriptedGenerator([long, long])) as server:
         assert raw(server, user_messages(1)).headers["x-bottega-route"] == "master"
+        assert caplog.text.count("apprentice failed, using another tier: ") == 1
+        assert "logged once" not in caplog.text
         with pytest.raises(openai.BadRequestError):
             raw(server, user_messages(1), "bottega/apprentice")
 

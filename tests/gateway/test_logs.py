@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
-from bottega.errors import RejectedError, SettingError, StoreError
+from bottega.errors import PromptTooLongError, RejectedError, SettingError, StoreError
 from bottega.gateway.telemetry.logs import Style, log_request, log_to
 from bottega.generation import OpenAIGenerator
 from bottega.types import Message, Prompt, Sampling
@@ -55,6 +55,14 @@ def test_warnings_are_logged_as_lines() -> None:
         assert warnings.showwarning is before
     [line] = parsed(out)
     assert (line["level"], line["event"]) == ("warning", "something is slow")
+
+
+def test_a_prompt_that_is_too_long_is_described() -> None:
+    out = io.StringIO()
+    with log_to(out):
+        log.warning("master failed: %s", PromptTooLongError("m: the prompt must be short, got 9"))
+    [line] = parsed(out)
+    assert line["event"] == "master failed: PromptTooLongError: m: the prompt must be short, got 9"
 
 
 def test_each_request_has_one_line() -> None:

@@ -286,7 +286,10 @@ def ask(
         _note_missing(generator.name, trace)
     questions = {one.example.query.text for one in trace.candidates}
     if len(questions) == 1 and question not in questions:
-        note(f"the shown examples answer another question: {questions.pop()!r}")
+        note(
+            f"note: the shown examples answer another question: {questions.pop()!r}; ask it, or add"
+            f" examples of your question to {kb}"
+        )
 
 
 def _note_missing(model: str, trace: Trace) -> None:

@@ -100,13 +100,13 @@ def answer_document(trace: Trace) -> dict[str, object]:
 
 
 def report_images(results: Sequence[ImageResult], json: bool) -> None:
-    """Print the results as JSON, or as a table after the errors."""
-    if json:
-        print_json([{"image": str(one.path), **one.outcome} for one in results])
-        return
+    """Print the errors on stderr, then the results as JSON or as a table."""
     for one in results:
         if one.error:
             warn(one.error, about=str(one.path))
+    if json:
+        print_json([{"image": str(one.path), **one.outcome} for one in results])
+        return
     rows = [_row(one.path, one.trace) for one in results if one.trace]
     if rows:
         by_model = isinstance(next(one.trace for one in results if one.trace), Trace)
@@ -114,7 +114,7 @@ def report_images(results: Sequence[ImageResult], json: bool) -> None:
         print_table(("image", "label", "confidence", shown), rows)
     if any(one.trace and _abstains(one.trace) for one in results):
         note(
-            f"{ABSTENTION}: no example resembles the image enough, or the examples disagree;"
+            f"{ABSTENTION}: no example resembles the image enough for the model to choose a label;"
             " --method knn and --method logreg always choose a label"
         )
 

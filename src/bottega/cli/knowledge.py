@@ -10,6 +10,7 @@ from typing import Annotated
 from typer import Argument, Exit, Option
 
 from bottega._util.locations import StoreLocation
+from bottega.bundled import PHOTOS
 from bottega.cli.components import LOCAL, check_executor, embedder_opener
 from bottega.cli.example_source import open_passages, open_source
 from bottega.cli.knowledge_files import (
@@ -35,12 +36,13 @@ from bottega.cli.output import (
     say,
 )
 from bottega.cli.progress import Status, progress
-from bottega.errors import BottegaError, LoadError, SettingError
+from bottega.errors import DISTRIBUTION, BottegaError, LoadError, SettingError
+from bottega.image import Image
 from bottega.knowledge import AddResult, KnowledgeBase
-from bottega.knowledge.embedders.names import reads_text_only
+from bottega.knowledge.embedders.names import packaged_name, reads_text_only
 from bottega.knowledge.records import DEFAULT
 from bottega.knowledge.transfer import count_exported
-from bottega.naming import SAMPLED, default_embedder
+from bottega.naming import SAMPLED, are_photographs, default_embedder, has_photos
 from bottega.recording import ABSTENTION
 from bottega.types import Example
 
@@ -89,7 +91,9 @@ def add(
     found = (open_passages if passages else open_source)(source, split, on_error)
     # Read some examples first: a mistyped folder must not leave an empty file.
     first = list(islice(found.examples, SAMPLED))
-    default = default_embedder(chain.from_iterable(one.query.images for one in first))
+    images = list(chain.from_iterable(one.query.images for one in first))
+    default = default_embedder(images)
+    has_default = embed is None and bool(images) and not file.exists()
     if embed is not None:
         _check_texts_differ(embed, first)
     status = Status(found.total)
@@ -110,6 +114,25 @@ def add(
     counts = {"new": added.new, "duplicates": added.duplicates, "examples": total}
     text = _added_text(added, skipped, whole_name(file, namespace), total, embedders)
     print_result(json, {**counts, "skipped": skipped.reasons}, text)
+    if has_default:
+        _note_default_embedder(default, images, file)
+
+
+def _note_default_embedder(default: str, images: Sequence[Image], file: StoreLocation) -> None:
+    """Note why a new knowledge base has this embedder, and how to choose another."""
+    reindex = f"bottega reindex {file} --embed"
+    if default == PHOTOS:
+        note(f"embedder photos: the images look like photographs; to change it: {reindex} NAME")
+    elif not has_photos() and are_photographs(images):
+        note(
+            "the images look like photographs, which need another embedder: install"
+            f" {DISTRIBUTION}[{PHOTOS}], then run {reindex} photos"
+        )
+    else:
+        note(
+            "embedder bundled: the images do not look like photographs; if they are photographs:"
+            f" {reindex} photos"
+        )
 
 
 def _kept(status: Status, file: StoreLocation) -> str:
@@ -301,7 +324,8 @@ def reindex(
         ):
             count = knowledge.reindex(name, embedder, progress=status)
         note_embedder(knowledge, name, spec)
-    text = f"{count} examples embedded by {embedder.fingerprint} as {name}"
+    shown = packaged_name(embedder.fingerprint) or spec
+    text = f"{count} examples embedded by {shown} as {name}"
     print_result(json, {"view": name, "embedded": count, "embedder": embedder.fingerprint}, text)
 
 

@@ -418,7 +418,7 @@ class _JobSteps(Generic[Outcome]):
         if is_the_clients or not (self._waiting or self.dismissed):
             raise error
         # Another tier may cost more than planned: the operator must see it.
-        self._completer.warn(f"{served.name} failed, another tier used", error)
+        self._completer.warn.count(f"{served.name} failed, another tier used")
         log.warning("%s failed, using another tier: %s", served.name, error)
         if not self._waiting:
             raise error

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 WARNING = (
     "this bundled model cannot read photographs: its vision was trained on 64 x 64 synthetic"
-    " images; {install}use bundled:photos with the embedder photos (in Python bundled('photos') and"
-    " TowerEmbedder.photos()), or a larger vision-language model"
+    " images; {install}run bottega reindex DB --embed photos, or set --model bundled:photos (in"
+    " Python bundled('photos') and TowerEmbedder.photos()), or use a larger vision-language model"
 )
 
 

@@ -195,7 +195,7 @@ def check_length(tokens: int, most: int) -> None:
     if tokens > most:
         raise PromptTooLongError(
             f"the prompt must have at most {most:,} tokens, got {tokens:,}",
-            hint="use fewer or shorter demonstrations, or shorten the text",
+            hint="shorten the text, or use fewer or shorter demonstrations",
         )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bottega._util.native import LOADING
 from bottega._util.tracing import traced_reply
-from bottega.errors import BottegaError, SettingError, needs_extra
+from bottega.errors import BottegaError, PromptTooLongError, SettingError, needs_extra
 from bottega.image import Image
 from bottega.types import Prefix, Prompt, Reply, Sampling
 
@@ -245,6 +245,8 @@ class TransformersGenerator:
             answers = model.answer([rendered for _, rendered in ready]) if ready else []
         except BottegaError as error:
             if len(ready) == 1:
+                if isinstance(error, PromptTooLongError):
+                    error = PromptTooLongError(f"{self.name}: {error}", hint=error.hint)
                 _fail([ready[0][0]], error)
             else:  # one prompt may cause the error: answer the others one by one
                 for pair in ready:

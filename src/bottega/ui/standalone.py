@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -129,6 +130,8 @@ class ConsoleServer(uvicorn.Server):
             )
         )
         self._on_started = started
+        # A stop cancels unfinished pages, which are no errors.
+        logging.getLogger("uvicorn.error").addFilter(lambda record: not self.should_exit)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -1,8 +1,8 @@
 """Operator's log: one JSON object per request and per event.
 
 The log never contains prompts, replies, image bytes, keys or query strings. An exception is logged
-with its message only if it concerns the operator's configuration, else with its type and traceback
-positions: its message may quote a client.
+with its message only if it concerns the operator's configuration or the length of a prompt, else
+with its type and traceback positions: its message may quote a client.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from bottega.errors import (
     EndpointTimeoutError,
     MissingDependencyError,
     ModelLoadError,
+    PromptTooLongError,
     SettingError,
     StoreError,
     UnreachableError,
@@ -94,11 +95,11 @@ class WarningLogger:
     may quote the client."""
 
     def __init__(self, count: Callable[[str], None] = lambda problem: None) -> None:
-        self._count = count
+        self.count = count
         self._logged: set[tuple[str, str]] = set()
 
     def __call__(self, problem: str, error: BottegaError | None = None) -> None:
-        self._count(problem)
+        self.count(problem)
         kind = "" if error is None else type(error).__name__
         if isinstance(error, SearchError):
             kind = error.reason
@@ -140,7 +141,8 @@ def log_request(
 def error_text(error: BaseException) -> str:
     """Return the part of an error that may be logged."""
     name = type(error).__name__
-    if isinstance(error, SETUP_ERRORS):
+    # The message of a prompt that is too long contains a model's name and numbers.
+    if isinstance(error, (*SETUP_ERRORS, PromptTooLongError)):
         return f"{name}: {error}"
     if isinstance(error, EndpointError) and error.status is not None:
         return f"{name} {error.status}"
