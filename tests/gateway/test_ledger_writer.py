@@ -164,3 +164,20 @@ def test_overflow_drops_the_oldest_rows_of_each_kind(
     assert ledger.total_lost() == 3
     assert ledger.read("SELECT request_id FROM entries") == [("r2",), ("r3",), ("r4",)]
     assert ledger.read("SELECT time FROM shadows") == [(1.0,), (2.0,), (3.0,)]
+
+
+def test_batches_of_all_sizes_need_few_statements(tmp_path: Path) -> None:
+    with closing(EntryFile(tmp_path / "ledger.db", create=True)) as entries:
+        sizes: set[int] = set()
+
+        def note(sql: str) -> None:
+            if sql.startswith("INSERT INTO entries"):
+                sizes.add(sql.count("), (") + 1)
+
+        entries._connection.set_trace_callback(note)
+        written = 0
+        for size in (1, 2, 3, 7, 100, 255, 300):
+            entries.write(LedgerBatch([entry(written + i) for i in range(size)]))
+            written += size
+        assert sizes <= {1 << power for power in range(9)}
+        assert entries.read("SELECT count(*) FROM entries") == [(written,)]

@@ -47,7 +47,7 @@ MAX_COUNT = 2**40  # so daily sums stay below 2**63
 MAX_REASON = 300  # characters
 PRUNE_BATCH = 5_000
 FLUSH_SECONDS = 0.3
-INSERT_BATCH = 250
+INSERT_BATCH = 256
 
 
 @dataclass(slots=True)  # not frozen: a frozen instance takes three times as long to create
@@ -157,9 +157,13 @@ class EntryFile:
 
     def _insert(self, table: str, rows: Sequence[tuple[Value, ...]]) -> None:
         """Insert many rows per statement: between two statements this thread releases the GIL and
-        waits for the event loop to give it back."""
-        for start in range(0, len(rows), INSERT_BATCH):
-            some = rows[start : start + INSERT_BATCH]
+        waits for the event loop to give it back. Their numbers are powers of two, because sqlite3
+        keeps the last 128 different statements, 0.3 MB each."""
+        start = 0
+        while start < len(rows):
+            most = 1 << (len(rows) - start).bit_length() - 1
+            some = rows[start : start + min(INSERT_BATCH, most)]
+            start += len(some)
             marks = f"({', '.join('?' * len(some[0]))})"
             self._connection.execute(
                 f"INSERT INTO {table} VALUES {', '.join([marks] * len(some))}",
