@@ -1,5 +1,5 @@
 """Compare knowledge bases with faiss and the disk:
-python benchmarks/stores.py [--quick] [--json FILE]
+python benchmarks/stores.py [--quick] [--json FILE] [--parts exact graph inserting crashing peers]
 
 Times are medians of calls that alternate between the store and what it is compared with, in one
 run on one machine, because ratios depend less on other load. --quick takes fewer rows for the graph
@@ -80,16 +80,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--parts", nargs="+", default=[*PARTS, PEERS], choices=[*PARTS, PEERS])
     arguments = parser.parse_args()
     size = QUICK if arguments.quick else FULL
     faiss.omp_set_num_threads(1)
     ratios: list[Ratio] = []
     with tempfile.TemporaryDirectory() as folder:
-        for part in (exact, graph, inserting, crashing):
-            for ratio in part(Path(folder), size):
+        for name, part in PARTS.items():
+            for ratio in part(Path(folder), size) if name in arguments.parts else ():
                 print(ratio, flush=True)
                 ratios.append(ratio)
-        compared = list(side_by_side(Path(folder), size))
+        compared = list(side_by_side(Path(folder), size)) if PEERS in arguments.parts else []
     if arguments.json:
         document = {
             "size": asdict(size),
@@ -403,6 +404,9 @@ def measure(peer: Peer, folder: Path, vectors: Vectors, queries: Vectors) -> dic
     store.close()
     return row
 
+
+PARTS = {"exact": exact, "graph": graph, "inserting": inserting, "crashing": crashing}
+PEERS = "peers"
 
 if __name__ == "__main__":
     main()
