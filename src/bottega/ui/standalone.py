@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
@@ -114,6 +115,11 @@ def request_routes(
     ]
 
 
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    # A stop cancels unfinished pages, which are no errors.
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
 class ConsoleServer(uvicorn.Server):
     """Server that stops on SIGINT or SIGTERM. `started` is called once it accepts connections."""
 
@@ -130,8 +136,7 @@ class ConsoleServer(uvicorn.Server):
             )
         )
         self._on_started = started
-        # A stop cancels unfinished pages, which are no errors.
-        logging.getLogger("uvicorn.error").addFilter(lambda record: not self.should_exit)
+        logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
