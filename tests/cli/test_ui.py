@@ -98,7 +98,9 @@ def test_each_target_has_its_pages_until_ctrl_c(
         assert (process.returncode, errors) == (0, "")
 
 
-async def test_a_page_cancelled_by_the_stop_has_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_page_cancelled_by_the_stop_has_no_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
     async def slow(request: Request) -> Response:

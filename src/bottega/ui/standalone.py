@@ -115,8 +115,8 @@ def request_routes(
     ]
 
 
-def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    # A stop cancels unfinished pages, which are no errors.
+def _is_not_cancellation(record: logging.LogRecord) -> bool:
+    # Stopping the server cancels requests that are not finished: not an error.
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
@@ -136,7 +136,7 @@ class ConsoleServer(uvicorn.Server):
             )
         )
         self._on_started = started
-        logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+        logging.getLogger("uvicorn.error").addFilter(_is_not_cancellation)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
