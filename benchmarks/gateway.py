@@ -240,7 +240,7 @@ class Bench:
 
 
 def embedding(number: int, concurrency: int, seconds: float) -> Run:
-    """Hash, decode and embed the image of `image_body` again and again, one at a time."""
+    """Measure hashing, decoding and embedding the image of `image_body`, one at a time."""
     data, embedder = photograph(), PixelEmbedder()
 
     def embed() -> None:

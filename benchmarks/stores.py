@@ -1,4 +1,5 @@
-"""Compare knowledge bases with faiss and the disk:
+"""Compare knowledge bases with faiss and with writes to the disk.
+
 python benchmarks/stores.py [--quick] [--json FILE] [--parts exact graph inserting crashing peers]
 
 Times are medians of calls that alternate between the store and what it is compared with, in one
@@ -78,9 +79,17 @@ class Ratio:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--parts", nargs="+", default=[*PARTS, PEERS], choices=[*PARTS, PEERS])
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer rows for the graph, fewer rounds: 5 minutes"
+    )
+    parser.add_argument("--json", type=Path, help="write the results to this file (default: none)")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        default=[*PARTS, PEERS],
+        choices=[*PARTS, PEERS],
+        help=f"parts to run; {PEERS} measures other stores (default: all)",
+    )
     arguments = parser.parse_args()
     size = QUICK if arguments.quick else FULL
     faiss.omp_set_num_threads(1)

@@ -241,7 +241,7 @@ async def read_images(
 
 
 def _decode(url: str, param: str, limits: Limits) -> Image:
-    kind = url[: max(0, url.find(","))].lower()
+    kind = url[: max(0, url.find(","))].lower()  # `partition` would copy the image, too
     if not (kind.startswith("data:image/") and kind.endswith(";base64")):
         raise image_error(
             "an image_url is neither an http(s) URL nor a data URL",

@@ -166,10 +166,10 @@ class EmptyTolerantRetriever:
 
 @dataclass
 class SharedSearch:
-    """Search of one query object, with its result once it has ended.
+    """Search of one query object: its task while it runs, then its result.
 
-    The task is dropped at its end: the context of a task may refer to the query, which would then
-    never be freed.
+    The task is dropped when it ends: its context may refer to the query, which would then never be
+    freed.
     """
 
     k: int
@@ -178,6 +178,7 @@ class SharedSearch:
     found: list[Candidate] | None = None
 
     async def result(self) -> list[Candidate]:
+        """Return the result, or raise the error of the search. Waits while it runs."""
         if self.running is not None:
             return await self.running.wait()
         assert self.found is not None

@@ -157,8 +157,8 @@ class EntryFile:
 
     def _insert(self, table: str, rows: Sequence[tuple[Value, ...]]) -> None:
         """Insert many rows per statement: between two statements this thread releases the GIL and
-        waits for the event loop to give it back. Their numbers are powers of two, because sqlite3
-        keeps the last 128 different statements, 0.3 MB each."""
+        waits for the event loop to give it back. The number of rows per statement is a power of
+        two, because sqlite3 caches the last 128 different statements, 0.3 MB each."""
         start = 0
         while start < len(rows):
             most = 1 << (len(rows) - start).bit_length() - 1

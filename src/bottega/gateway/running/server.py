@@ -209,8 +209,8 @@ def unmap_large_blocks() -> bool:
     except (AttributeError, OSError, TypeError):  # musl, macOS, Windows
         return False
     # A fixed threshold also ends the automatic one for trimming heaps. At its default of 128 kB,
-    # each request with an image returned its body's memory, and the next one faulted it in again;
-    # at 8 MB, which orjson's block exceeds, most of it.
+    # each request with an image returned its body's memory, and the next one faulted it in again.
+    # 8 MB is too little, because orjson's block is larger: most of the memory was returned.
     mallopt(M_TRIM_THRESHOLD, KEPT_AT_HEAP_END)
     return bool(mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK))
 
