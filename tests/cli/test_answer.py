@@ -510,8 +510,8 @@ def test_a_question_unlike_the_examples_is_noted(run: Run, pets: Path) -> None:
     run("add", "pets.db", pets)
     image = pets.parent / "query.jpg"
     other = run("ask", "What colour is it?", "--image", image, "--kb", "pets.db")
-    note = "note: the shown examples answer another question: 'What is in the image above?'"
-    assert f"{note}; ask it, or add examples of your question to pets.db" in other.err
+    note = "the shown examples answer another question: 'What is in the image above?'"
+    assert f"{note}; ask that question, or add examples of yours to pets.db" in other.err
     same = run("ask", "What is in the image above?", "--image", image, "--kb", "pets.db")
     assert "another question" not in same.err
 

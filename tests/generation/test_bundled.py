@@ -168,9 +168,7 @@ async def test_the_command_line_shows_the_warning_as_plain_text(
         await PhotographCheck().run(prompt(encoded(landscape(), "JPEG")))
     shown = capsys.readouterr().err
     assert shown.startswith("warning: this bundled model cannot read photographs")
-    assert (
-        "run bottega reindex DB --embed photos, or set --model bundled:photos (in Python" in shown
-    )
+    assert "run bottega reindex K.db --embed photos, or set --model bundled:photos (in" in shown
     assert shown.count("\n") == 1
 
 

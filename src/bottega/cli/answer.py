@@ -287,8 +287,8 @@ def ask(
     questions = {one.example.query.text for one in trace.candidates}
     if len(questions) == 1 and question not in questions:
         note(
-            f"note: the shown examples answer another question: {questions.pop()!r}; ask it, or add"
-            f" examples of your question to {kb}"
+            f"the shown examples answer another question: {questions.pop()!r}; ask that question,"
+            f" or add examples of yours to {kb}"
         )
 
 

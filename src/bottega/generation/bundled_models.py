@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WARNING = (
     "this bundled model cannot read photographs: its vision was trained on 64 x 64 synthetic"
-    " images; {install}run bottega reindex DB --embed photos, or set --model bundled:photos (in"
+    " images; {install}run bottega reindex K.db --embed photos, or set --model bundled:photos (in"
     " Python bundled('photos') and TowerEmbedder.photos()), or use a larger vision-language model"
 )
 

@@ -250,7 +250,7 @@ def _view_vectors(view: View, examples: Mapping[int, Example]) -> Vectors:
             except EmbeddingError as single_error:
                 hint = (
                     single_error.hint
-                    or f"remove it with bottega rm FILE {example.id}; finished vectors are kept"
+                    or f"remove it with bottega rm K.db {example.id}; finished vectors are kept"
                 )
                 raise EmbeddingError(f"example {example.id}: {single_error}", hint=hint) from error
         raise
