@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit, urlunsplit
 
 from bottega._util.postgres_errors import translated, unavailable
+from bottega._util.store_kind import StoreKind
 from bottega.errors import (
-    DISTRIBUTION,
     SettingError,
     StoreBusyError,
     StoreError,
@@ -30,6 +30,8 @@ CANCEL_SECONDS = 2.0
 BACKOFF_SECONDS = 5.0
 WAIT_SECONDS = 10.0  # for a free connection
 POOL_SIZE = 10
+SCHEMAS = "bottega_schemas"  # version and hash of each kind of tables
+UNHASHED_SCHEMAS = "bottega_migrations"  # of development versions, which stored no hash
 MIGRATION_LOCK = 0x42747467  # "Bttg", an advisory lock of the database
 
 Setup = Callable[["Connection"], Coroutine[Any, Any, None]]
@@ -71,17 +73,8 @@ def _split(url: str) -> SplitResult:
     return parts
 
 
-@dataclass(frozen=True)
-class PostgresKind:
-    """Tables of one purpose in a database. `migrations` is append-only: entry n contains the SQL
-    statements from version n to n + 1, which run in one transaction."""
-
-    name: str
-    migrations: Sequence[str]
-
-    @property
-    def version(self) -> int:
-        return len(self.migrations)
+class PostgresKind(StoreKind):
+    """Kind of tables in a database. A migration runs in one transaction."""
 
 
 @dataclass
@@ -309,39 +302,33 @@ async def _migrate(connection: Connection, kind: PostgresKind, name: str, create
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
         await connection.execute(
-            "CREATE TABLE IF NOT EXISTS bottega_migrations"
-            " (kind text PRIMARY KEY, version integer NOT NULL)"
+            f"CREATE TABLE IF NOT EXISTS {SCHEMAS}"
+            " (kind text PRIMARY KEY, version integer NOT NULL, digest text NOT NULL)"
         )
         # Check again under the lock: another process may have migrated.
         found = await _checked_version(connection, kind, name)
         for migration in kind.migrations[found:]:
             await connection.execute(migration)
         await connection.execute(
-            "INSERT INTO bottega_migrations VALUES ($1, $2)"
-            " ON CONFLICT (kind) DO UPDATE SET version = excluded.version",
+            f"INSERT INTO {SCHEMAS} VALUES ($1, $2, $3) ON CONFLICT (kind)"
+            " DO UPDATE SET version = excluded.version, digest = excluded.digest",
             kind.name,
             kind.version,
+            kind.digest(kind.version),
         )
 
 
 async def _checked_version(connection: Connection, kind: PostgresKind, name: str) -> int:
-    """Return the version of the tables. Raises `StoreError` if it is newer than `kind`."""
-    found = await _version(connection, kind)
-    if found > kind.version:
-        raise StoreError(
-            f"{name} has format {found} of the {kind.name}; this version of bottega reads up to"
-            f" {kind.version}",
-            hint=f"pip install --upgrade {DISTRIBUTION}",
-        )
-    return found
-
-
-async def _version(connection: Connection, kind: PostgresKind) -> int:
-    exists = await connection.fetchval("SELECT to_regclass('bottega_migrations') IS NOT NULL")
-    if not exists:
-        return 0
-    statement = "SELECT version FROM bottega_migrations WHERE kind = $1"
-    return int(await connection.fetchval(statement, kind.name) or 0)
+    """Return the version of the tables, 0 without any. Raises `StoreError` as `kind.check`."""
+    for table, digest in ((SCHEMAS, "digest"), (UNHASHED_SCHEMAS, "NULL")):
+        if await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", table):
+            found = await connection.fetchrow(
+                f"SELECT version, {digest} FROM {table} WHERE kind = $1", kind.name
+            )
+            if found is not None:
+                kind.check(name, *found)
+                return int(found[0])
+    return 0
 
 
 def url_without_password(url: str) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
+from bottega._util.store_kind import StoreKind
 from bottega.errors import (
-    DISTRIBUTION,
     SettingError,
     StoreBusyError,
     StoreError,
@@ -82,20 +82,11 @@ def _has_writer(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class FileKind:
-    """Kind of a SQLite file, identified by `application_id`.
+class FileKind(StoreKind):
+    """Kind of a SQLite file, identified by `application_id`. The version is in `user_version`, the
+    hash of its schema in the table `bottega_schema`."""
 
-    `migrations` is append-only: entry n turns a file of version n into one of version n + 1. It is
-    SQL statements, or a function that runs in the open transaction of the connection.
-    """
-
-    name: str
     application_id: int
-    migrations: tuple[str | Callable[[sqlite3.Connection], None], ...]
-
-    @property
-    def version(self) -> int:
-        return len(self.migrations)
 
     def open(self, path: Path, *, busy_seconds: float) -> sqlite3.Connection:
         """Open or create a file and migrate it. Raises as `connect` and `migrate`."""
@@ -127,20 +118,24 @@ class FileKind:
         _write_ahead(connection)
         connection.execute("BEGIN IMMEDIATE")
         # Read again under the write lock: another process may have migrated meanwhile.
-        for migration in self.migrations[self._found(connection, path) :]:
-            if callable(migration):
-                migration(connection)
-                continue
-            for statement in migration.split(";"):
+        found = self._found(connection, path)
+        for migration in self.migrations[found:]:
+            for statement in _statements(migration):
                 connection.execute(statement)
+        if not found:
+            connection.execute("CREATE TABLE bottega_schema (digest TEXT NOT NULL)")
+            connection.execute("INSERT INTO bottega_schema VALUES ('')")
+        connection.execute("UPDATE bottega_schema SET digest = ?", (self.digest(self.version),))
         connection.execute(f"PRAGMA application_id = {self.application_id}")
         connection.execute(f"PRAGMA user_version = {self.version}")
         connection.execute("COMMIT")
 
     def _found(self, connection: sqlite3.Connection, path: str) -> int:
+        """Return the version of the file, 0 for a new one. Raises `StoreError` as `check`."""
         # One statement sees one moment: another process may be creating the file.
-        owner, version, tables = connection.execute(
-            "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)"
+        owner, version, tables, has_digest = connection.execute(
+            "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema),"
+            " (SELECT count(*) FROM sqlite_schema WHERE name = 'bottega_schema')"
             " FROM pragma_application_id, pragma_user_version"
         ).fetchone()
         if owner != self.application_id and (owner or version or tables):
@@ -148,11 +143,14 @@ class FileKind:
                 f"{path} is a SQLite file of another program, not a {self.name}",
                 hint="check the path, or choose a new file name",
             )
-        if version > self.version:
-            raise StoreError(
-                f"{path} has format {version}; this version of bottega reads up to {self.version}",
-                hint=f"pip install --upgrade {DISTRIBUTION}",
-            )
+        if not version:
+            return 0
+        digest = None
+        if has_digest:
+            version, digest = connection.execute(
+                "SELECT user_version, digest FROM pragma_user_version, bottega_schema"
+            ).fetchone()
+        self.check(path, version, digest)
         return int(version)
 
     @contextmanager
@@ -228,7 +226,7 @@ class FileKind:
 
 
 # A file before its kind is known, for messages about damaged ones.
-ANY_FILE = FileKind("knowledge base, run or trace store", application_id=0, migrations=())
+ANY_FILE = FileKind("knowledge base, run or trace store", (), application_id=0)
 
 
 def application_id(path: Path) -> int:
@@ -238,6 +236,16 @@ def application_id(path: Path) -> int:
             return 0
     with ANY_FILE.connected(path, create=False, busy_seconds=1.0) as connection:
         return int(connection.execute("PRAGMA application_id").fetchone()[0])
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Yield the statements of a script. A trigger is one statement with semicolons in it."""
+    statement = ""
+    for part in script.split(";"):
+        statement += f"{part};"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
 
 
 def _damaged(path: str, error: Exception) -> StoreError:
