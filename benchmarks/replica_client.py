@@ -113,5 +113,5 @@ def admitted(replies: list[Reply]) -> int:
 def ledger_rows(cluster: Cluster) -> dict[str, float]:
     """Return the costs of all ledger entries by request id. Blocks."""
     with contextlib.closing(Ledger(cluster.location, create=False)) as ledger:
-        rows = ledger.read("SELECT request_id, coalesce(cost_usd, 0) FROM entries")
+        rows = ledger.read("SELECT request_id, coalesce(cost_usd, 0) FROM gateway_entries")
     return {str(id): float(str(cost)) for id, cost in rows}

@@ -132,7 +132,9 @@ def _spending(cluster: Cluster, acknowledged: int, calls: int) -> Requirement:
     with contextlib.closing(Ledger(cluster.location, create=False)) as ledger:
         ledger.refresh_spending()
         spent = ledger.spent_this_month(cluster.accounts[BUDGETED])
-        rows = ledger.read("SELECT sum(cost_usd) FROM entries WHERE namespace = ?", BUDGETED)
+        rows = ledger.read(
+            "SELECT sum(cost_usd) FROM gateway_entries WHERE namespace = ?1", BUDGETED
+        )
         written = float(rows[0][0])
     most = min(calls, acknowledged + CLIENTS[BUDGETED])
     met = abs(spent - written) < CENT / 2 and acknowledged * cost - CENT / 2 < written

@@ -3,7 +3,8 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from bottega.gateway.accounting.ledger import Entry, Ledger, ShadowSample
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.rows import Entry, ShadowSample
 from tests.cli.conftest import Run
 
 MOMENT = datetime(2023, 11, 14, 12).timestamp()  # local: the command prints local dates

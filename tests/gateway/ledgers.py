@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bottega.gateway.accounting.database import EntryFile
-from bottega.gateway.accounting.ledger import Entry, Ledger
+from bottega._util.sql_tables import FileTables
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.rows import Entry
 
 __all__ = ["count", "entry", "file", "ledger", "limit_pages", "until"]
 
@@ -33,7 +34,7 @@ def ledger(file: Path) -> Iterator[Ledger]:
     opened.close()
 
 
-def count(file: Path, table: str = "entries") -> int:
+def count(file: Path, table: str = "gateway_entries") -> int:
     connection = sqlite3.connect(file)
     (number,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
     connection.close()
@@ -49,5 +50,5 @@ def until(seconds: float, file: Path, wanted: int) -> bool:
 
 def limit_pages(ledger: Ledger, pages: int) -> None:
     """Let the ledger's file grow to this number of pages at most, as on a full disk."""
-    assert isinstance(ledger._file, EntryFile)
-    ledger._file._connection.execute(f"PRAGMA max_page_count = {pages}")
+    assert isinstance(ledger._store.tables, FileTables)
+    ledger._store.tables._connection.execute(f"PRAGMA max_page_count = {pages}")

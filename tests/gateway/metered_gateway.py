@@ -15,7 +15,7 @@ import orjson
 from aiohttp import web
 
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.database import FILE
+from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
@@ -129,7 +129,7 @@ class MeteredGateway:
         """Status, tokens and cost of every request."""
         self.gateway_server.ledger.flush()
         return self.gateway_server.ledger.read(
-            "SELECT status, prompt_tokens, completion_tokens, cost_usd FROM entries"
+            "SELECT status, prompt_tokens, completion_tokens, cost_usd FROM gateway_entries"
         )
 
     def post(self, session: aiohttp.ClientSession, number: int, **more: Any) -> Any:

@@ -20,11 +20,10 @@ import pytest
 from aiohttp import web
 
 from bottega.errors import SettingError
-from bottega.gateway.accounting.accounts import Account, Accounts
-from bottega.gateway.accounting.database import FILE
-from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.limiter import Access, KeyDefaults
-from bottega.gateway.accounting.schema import GATEWAY_DB
+from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.decode_budget import CLIENT
 from bottega.gateway.running.build import build
 from bottega.gateway.running.namespace_pool import NamespacePool
@@ -241,7 +240,9 @@ def test_namespace_limit_of_a_key_survives_a_restart(
     # Metrics and ledger leave out refused names: otherwise they would grow without limit.
     [ledger] = tmp_path.rglob("gateway.db")
     with closing(sqlite3.connect(ledger)) as connection:
-        found = connection.execute("SELECT namespace FROM entries WHERE status = 403").fetchall()
+        found = connection.execute(
+            "SELECT namespace FROM gateway_entries WHERE status = 403"
+        ).fetchall()
     assert found == [("a",)] * 3
 
 
@@ -341,33 +342,6 @@ async def test_opening_many_namespaces_does_not_delay_other_keys() -> None:
     await asyncio.gather(victim, *many, return_exceptions=True)
     assert opened.index("victim") <= 2
     await tenants.aclose()
-
-
-OLD = str(GATEWAY_DB.migrations[0])
-
-
-def test_file_of_the_first_format_is_migrated(tmp_path: Path) -> None:
-    """The file was written before keys had these limits."""
-    connection = sqlite3.connect(tmp_path / FILE)
-    connection.executescript(OLD)
-    connection.execute(
-        "INSERT INTO accounts VALUES ('0123456789ab', 'team', 'a', 0, 1, 60, 5.0, 1.5, NULL, x'00')"
-    )
-    connection.execute("INSERT INTO notes VALUES ('master', 'large')")
-    connection.execute(f"PRAGMA application_id = {GATEWAY_DB.application_id}")
-    connection.execute("PRAGMA user_version = 1")
-    connection.commit()
-    connection.close()
-    accounts = Accounts(tmp_path / FILE)
-    made, token = accounts.add("new", max_concurrent=2, tiers=["small"], max_namespaces=0)
-    old, new = accounts.list()
-    assert old == Account("0123456789ab", "team", "a", False, True, 60, 5.0, 1.5)
-    assert new == made == accounts.authenticate(token)
-    assert (new.max_concurrent, new.tiers, new.max_namespaces) == (2, ("small",), 0)
-    accounts.close()
-    ledger = Ledger(tmp_path / FILE)
-    assert ledger.master() == "large"
-    ledger.close()
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_a_damaged_account_raises_a_store_error(tmp_path: Path, column: str) -> 
         accounts.add("team")
     wrong = "5.5" if column == "secret" else "x'ff'"
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"UPDATE accounts SET {column} = {wrong}")
+        connection.execute(f"UPDATE gateway_accounts SET {column} = {wrong}")
         connection.commit()
     with pytest.raises(StoreError):
         Accounts(path)

@@ -22,9 +22,10 @@ import pytest
 from aiohttp import web
 from openai.types import Batch, FileObject
 
-from bottega.gateway.accounting.accounts import Account, Accounts
-from bottega.gateway.accounting.database import FILE
+from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.limiter import LocalLimiter
+from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.batches.lines import MAX_ERRORS, Line, read_lines
 from bottega.gateway.batches.records import StoredFile
 from bottega.gateway.batches.store import BatchStore
@@ -107,7 +108,7 @@ def rows(real: openai.OpenAI, file: str | None) -> dict[str, Any]:
 
 def entries(folder: Path) -> list[tuple[Any, ...]]:
     with closing(sqlite3.connect(folder / FILE)) as connection:
-        return connection.execute("SELECT account, state, cost_usd FROM entries").fetchall()
+        return connection.execute("SELECT account, state, cost_usd FROM gateway_entries").fetchall()
 
 
 def texts(endpoint: Server) -> list[str]:

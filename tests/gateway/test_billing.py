@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import UNSEEN_PROMPT, LocalLimiter, TokenEstimates
+from bottega.gateway.accounting.rows import Account
 from bottega.gateway.calls import Bill, allowed_output
 from bottega.gateway.ports import RequestRecord, ServedTier, TierCapabilities, UpstreamCall
 from bottega.generation import ScriptedGenerator

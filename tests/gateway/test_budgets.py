@@ -10,8 +10,8 @@ import aiohttp
 import openai
 import pytest
 
-from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import Limiter, LocalLimiter
+from bottega.gateway.accounting.rows import Account
 from bottega.generation import ScriptedGenerator
 from bottega.parsing import agreement
 from bottega.protocols import Tier

@@ -15,8 +15,8 @@ from aiohttp import web
 
 from bottega.errors import SettingError, StoreError
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.config.settings import KeySettings
 from bottega.gateway.running.build import build
@@ -55,7 +55,7 @@ def test_configured_gateway_stores_and_shows_examples(endpoint: Server, tmp_path
     assert "upstream_seconds_count 2.0" in metrics
     assert "bottega_ready 1.0" in metrics
     ledger = Ledger(tmp_path / FILE)
-    rows = ledger.read("SELECT tier, state FROM entries ORDER BY time")
+    rows = ledger.read("SELECT tier, state FROM gateway_entries ORDER BY time")
     assert (rows, ledger.master()) == (
         [("large", "answered"), ("small", "answered"), ("small", "replayed")],
         "large",

@@ -16,11 +16,12 @@ from typer.testing import CliRunner
 
 from bottega.cli.app import app
 from bottega.errors import NotFoundError, SettingError
-from bottega.gateway.accounting.accounts import Account, Accounts
-from bottega.gateway.accounting.database import FILE, ShadowSample
+from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.experiment_report import experiment_report
-from bottega.gateway.accounting.feedback import Feedback, add_feedback
-from bottega.gateway.accounting.ledger import Entry, Ledger
+from bottega.gateway.accounting.feedback import add_feedback
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.rows import Account, Entry, Feedback, ShadowSample
+from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.experiments import Experiment
 from bottega.gateway.requests import Overrides

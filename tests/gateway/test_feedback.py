@@ -17,14 +17,11 @@ from typer.testing import CliRunner
 
 from bottega.cli.app import app
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.database import FILE
-from bottega.gateway.accounting.feedback import (
-    Feedback,
-    add_feedback,
-    find_request,
-    read_feedback,
-)
+from bottega.gateway.accounting.feedback import add_feedback, read_feedback
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.reports import find_request
+from bottega.gateway.accounting.rows import Feedback
+from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.asgi import request_id
 from bottega.gateway.config.settings import FeedbackSettings, TraceSettings
 from bottega.gateway.feedback import FeedbackEndpoint

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import StoreError
-from bottega.gateway.accounting import pending_rows
+from bottega.gateway.accounting import ledger as ledger_module
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.database import MAX_REASON, EntryFile, LedgerBatch, ShadowSample
-from bottega.gateway.accounting.ledger import Entry, Ledger
+from bottega.gateway.accounting.database import FileLedger, LedgerBatch, open_tables
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.rows import MAX_REASON, Entry, ShadowSample
 from tests.gateway.ledgers import count, entry, file, ledger, limit_pages, until
 
 __all__ = ["file", "ledger"]  # fixtures
@@ -49,11 +50,11 @@ def test_all_columns_are_stored(ledger: Ledger, file: Path) -> None:
     ledger.record(whole)
     ledger.record_shadow(ShadowSample(6.0, "r", "ns", 0.9, 1.0, 0.0, sampled=False))
     ledger.flush()
-    row = ledger.read("SELECT * FROM entries")[0]
-    assert row[:15] == (*(getattr(whole, n) for n in Entry.__slots__[:13]), 0.05, 0.75)
-    assert row[15:17] == (200, "more-shots:b")
-    assert row[17] == f"cold start\N{REPLACEMENT CHARACTER}{'x' * (MAX_REASON - 11)}"
-    assert ledger.read("SELECT * FROM shadows") == [(6.0, "r", "ns", 0.9, 1.0, 0.0, "", 0)]
+    [row] = ledger.read("SELECT * FROM gateway_entries")
+    reason = f"cold start\N{REPLACEMENT CHARACTER}{'x' * (MAX_REASON - 11)}"
+    assert Entry(*row) == replace(whole, reason=reason)
+    [shadow] = ledger.read("SELECT * FROM gateway_shadows")
+    assert shadow == (6.0, "r", "ns", 0.9, 1.0, 0.0, "", "", 0)
 
 
 def test_entries_are_written_within_half_a_second(ledger: Ledger, file: Path) -> None:
@@ -111,7 +112,7 @@ def test_spending_that_is_being_written_counts(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise an account could spend its budget twice while the disk is slow."""
-    written = ledger._file.write
+    written = ledger._store.write
     during: list[float] = []
 
     def write(batch: LedgerBatch) -> None:
@@ -120,7 +121,7 @@ def test_spending_that_is_being_written_counts(
         during.append(ledger.spent_this_month("a"))
 
     monkeypatch.setattr(ledger._writer, "seconds", 60.0)  # only this test writes
-    monkeypatch.setattr(ledger._file, "write", write)
+    monkeypatch.setattr(ledger._store, "write", write)
     for cost in (0.5, 0.25):
         ledger.record(entry(cost=cost))
         ledger.flush()
@@ -131,7 +132,7 @@ def test_spending_during_a_failed_write_is_kept(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = Ledger(file)
-    written = ledger._file.write
+    written = ledger._store.write
     failures = [StoreError("no space left")]
 
     def write(batch: LedgerBatch) -> None:
@@ -141,7 +142,7 @@ def test_spending_during_a_failed_write_is_kept(
         written(batch)
 
     monkeypatch.setattr(ledger._writer, "seconds", 60.0)  # only this test writes
-    monkeypatch.setattr(ledger._file, "write", write)
+    monkeypatch.setattr(ledger._store, "write", write)
     ledger.record(entry(cost=0.5))
     ledger._set_note("gate", "closed")
     with pytest.raises(StoreError):
@@ -194,7 +195,9 @@ def test_invalid_upstream_values_do_not_block_rows(ledger: Ledger, file: Path) -
     ledger.record(odd)
     ledger.record(entry())
     ledger.flush()
-    rows = ledger.read("SELECT model, prompt_tokens, completion_tokens, similarity FROM entries")
+    rows = ledger.read(
+        "SELECT model, prompt_tokens, completion_tokens, similarity FROM gateway_entries"
+    )
     assert rows[0] == ("?\N{REPLACEMENT CHARACTER}", 2**40, 0, None)
     assert len(rows) == 2
 
@@ -203,7 +206,7 @@ def test_locked_file_is_logged_and_fails_no_request(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("bottega.gateway.accounting.database.BUSY_SECONDS", 0.05)
-    monkeypatch.setattr(pending_rows, "MAX_PENDING", 10)
+    monkeypatch.setattr(ledger_module, "MAX_PENDING", 10)
     ledger = Ledger(file)
     monkeypatch.setattr(ledger._writer, "retry_seconds", 0.05)
     blocker = sqlite3.connect(file, isolation_level=None)
@@ -223,7 +226,7 @@ def test_locked_file_is_logged_and_fails_no_request(
     assert messages[1] == "the ledger can be written again; 15 rows were lost"
     again = Ledger(file)
     assert again.total_lost() == 15
-    assert again.read("SELECT request_id FROM entries")[0] == ("r15",)  # the oldest went
+    assert again.read("SELECT request_id FROM gateway_entries")[0] == ("r15",)  # the oldest went
     again.close()
 
 
@@ -245,9 +248,9 @@ def test_each_failure_and_each_recovery_is_logged_once(
 
 
 def test_commits_do_not_wait_for_the_disk(file: Path) -> None:
-    writer = EntryFile(file, create=True)
-    assert writer.read("PRAGMA synchronous") == [(1,)]  # NORMAL
-    assert writer.read("PRAGMA journal_mode") == [("wal",)]
+    writer = FileLedger(open_tables(file))
+    assert writer.tables.execute("PRAGMA synchronous") == [(1,)]  # NORMAL
+    assert writer.tables.execute("PRAGMA journal_mode") == [("wal",)]
     writer.close()
 
 
@@ -255,10 +258,10 @@ def test_commits_do_not_wait_for_the_disk(file: Path) -> None:
 @pytest.mark.parametrize("failure", ["ABORT", "ROLLBACK"])
 def test_failed_write_keeps_nothing_and_can_be_repeated(file: Path, failure: str) -> None:
     batch = LedgerBatch([entry()], [ShadowSample(0.0, "r", "ns", 0.5, 1.0, 0.0)])
-    writer = EntryFile(file, create=True)
+    writer = FileLedger(open_tables(file))
     other = sqlite3.connect(file, isolation_level=None)
     other.execute(
-        "CREATE TRIGGER failing BEFORE INSERT ON shadows"
+        "CREATE TRIGGER failing BEFORE INSERT ON gateway_shadows"
         f" BEGIN SELECT RAISE({failure}, 'no room for shadows'); END"
     )
     with pytest.raises(StoreError, match="no room for shadows"):
@@ -268,7 +271,7 @@ def test_failed_write_keeps_nothing_and_can_be_repeated(file: Path, failure: str
     other.close()
     writer.write(batch)
     writer.close()
-    assert (count(file), count(file, "shadows")) == (1, 1)
+    assert (count(file), count(file, "gateway_shadows")) == (1, 1)
 
 
 def test_full_disk_fails_no_request_and_lost_rows_are_logged(
@@ -282,8 +285,8 @@ def test_full_disk_fails_no_request_and_lost_rows_are_logged(
     assert ledger.lost == 2000
     assert "no space left" in caplog.text
     assert "lost 2000 rows that could not be written" in caplog.text
-    ledger._file = Ledger(file)._file  # closed again by the fixture
-    assert ledger._file.read("PRAGMA integrity_check") == [("ok",)]
+    ledger._store = Ledger(file)._store  # closed again by the fixture
+    assert ledger._store.tables.execute("PRAGMA integrity_check") == [("ok",)]
 
 
 def test_pruning_keeps_monthly_spending(file: Path) -> None:
@@ -293,7 +296,7 @@ def test_pruning_keeps_monthly_spending(file: Path) -> None:
         ledger.record_shadow(ShadowSample(NOVEMBER - day * 86_400.0, "r", "ns", 0.5, 1.0, 1.0))
     ledger.flush()
     assert ledger.prune(5.5) == 12
-    assert (count(file), count(file, "shadows")) == (6, 6)
+    assert (count(file), count(file, "gateway_shadows")) == (6, 6)
     assert ledger.spent_this_month("a") == 12.0
     ledger.close()
     kept = Ledger(file, keep_days=2.5, clock=lambda: NOVEMBER)
@@ -322,7 +325,8 @@ def test_gates_keep_their_state(file: Path) -> None:
 WRITER = """
 import sys, time
 from bottega.gateway.accounting.database import LedgerBatch
-from bottega.gateway.accounting.ledger import Entry, Ledger, ShadowSample
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.rows import Entry, ShadowSample
 ledger = Ledger(sys.argv[1])
 number = 0
 while True:
@@ -348,7 +352,9 @@ def test_killed_process_loses_at_most_half_a_second(file: Path) -> None:
         noted = [line.split() for line in output.splitlines() if line.count(" ") == 1]
         owed = {number for number, moment in noted if float(moment) < killed - 0.5}
         ledger = Ledger(file)
-        rows = ledger.read("SELECT request_id FROM entries ORDER BY rowid LIMIT -1 OFFSET ?", kept)
+        rows = ledger.read(
+            "SELECT request_id FROM gateway_entries ORDER BY rowid LIMIT -1 OFFSET ?", kept
+        )
         assert owed <= {str(row[0]) for row in rows}
         assert owed
         kept += len(rows)
@@ -364,7 +370,7 @@ def test_reading_does_not_wait_for_writers(ledger: Ledger, file: Path) -> None:
     blocker.execute("BEGIN IMMEDIATE")
     begun = time.monotonic()
     other = Ledger(file, create=False)
-    assert len(other.read("SELECT * FROM entries")) == 1
+    assert len(other.read("SELECT * FROM gateway_entries")) == 1
     other.close()
     accounts = Accounts(file)
     assert accounts.list() == []

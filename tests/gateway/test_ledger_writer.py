@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from bottega._util.sql_tables import FileTables
 from bottega.errors import StoreError
-from bottega.gateway.accounting import pending_rows
-from bottega.gateway.accounting.database import EntryFile, LedgerBatch
-from bottega.gateway.accounting.ledger import Ledger, ShadowSample
+from bottega.gateway.accounting import ledger as ledger_module
+from bottega.gateway.accounting.database import FileLedger, LedgerBatch, open_tables
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.rows import ShadowSample
 from tests.gateway.ledgers import count, entry, file, ledger, limit_pages, until
 
 __all__ = ["file", "ledger"]  # fixtures
@@ -62,18 +64,18 @@ def test_a_failing_ledger_waits_before_it_tries_again(
 def test_a_file_that_cannot_be_read_fails_opening(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def damaged(self: EntryFile, month: str) -> None:
+    def damaged(self: FileLedger, month: str) -> None:
         raise StoreError("gateway.db is damaged", hint="restore it")
 
-    closed: list[EntryFile] = []
-    close = EntryFile.close
+    closed: list[FileLedger] = []
+    close = FileLedger.close
 
-    def recorded(self: EntryFile) -> None:
+    def recorded(self: FileLedger) -> None:
         closed.append(self)
         close(self)
 
-    monkeypatch.setattr(EntryFile, "spent_since", damaged)
-    monkeypatch.setattr(EntryFile, "close", recorded)
+    monkeypatch.setattr(FileLedger, "spent_since", damaged)
+    monkeypatch.setattr(FileLedger, "close", recorded)
     with pytest.raises(StoreError, match="damaged"):
         Ledger(file)
     assert len(closed) == 1
@@ -83,32 +85,32 @@ def test_a_file_that_cannot_be_read_fails_opening(
 def test_each_report_closes_its_connection(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, sql: str
 ) -> None:
-    files: list[EntryFile] = []
-    close = EntryFile.close
+    files: list[FileTables] = []
+    close = FileTables.close
 
-    def recorded(self: EntryFile) -> None:
+    def recorded(self: FileTables) -> None:
         files.append(self)
         close(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(EntryFile, "close", recorded)
+        patch.setattr(FileTables, "close", recorded)
         with suppress(StoreError):
             ledger.read(sql)
-    assert len(files) == 1 and files[0] is not ledger._file
+    assert len(files) == 1 and files[0] is not ledger._store.tables
 
 
 def test_old_repeats_are_deleted_in_the_background(file: Path) -> None:
     with closing(sqlite3.connect(file)) as connection:
         Ledger(file).close()
-        connection.execute("INSERT INTO notes VALUES ('replay:old', '5.0 e1')")
+        connection.execute("INSERT INTO gateway_notes VALUES ('replay:old', '5.0 e1')")
         connection.commit()
     ledger = Ledger(file, repeat_seconds=60.0)
     ledger.set_repeat("new", "e2")
     ledger.flush()
     end = time.monotonic() + 2
-    while count(file, "notes") != 1 and time.monotonic() < end:
+    while count(file, "gateway_notes") != 1 and time.monotonic() < end:
         time.sleep(0.01)
-    assert ledger.read("SELECT name FROM notes") == [("replay:new",)]
+    assert ledger.read("SELECT name FROM gateway_notes") == [("replay:new",)]
     assert ledger.delete_old_repeats() == 0
     ledger.close()
 
@@ -139,20 +141,20 @@ def test_shadows_that_cannot_be_written_count_as_lost(ledger: Ledger, file: Path
         ledger.record_shadow(ShadowSample(6.0, "r", "ns", 0.9, 1.0, 0.0))
     ledger.close()
     assert ledger.lost == 1000
-    ledger._file = Ledger(file)._file  # closed again by the fixture
+    ledger._store = Ledger(file)._store  # closed again by the fixture
 
 
 def test_overflow_drops_the_oldest_rows_of_each_kind(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending_rows, "MAX_PENDING", 3)
+    monkeypatch.setattr(ledger_module, "MAX_PENDING", 3)
     monkeypatch.setattr(ledger._writer, "seconds", 60.0)
     with monkeypatch.context() as patch:
 
-        def fail(self: EntryFile, batch: LedgerBatch) -> None:
+        def fail(self: FileLedger, batch: LedgerBatch) -> None:
             raise StoreError("no room", hint="free some")
 
-        patch.setattr(EntryFile, "write", fail)
+        patch.setattr(FileLedger, "write", fail)
         for number in range(5):
             ledger.record(entry(number))
         for number in range(4):
@@ -162,22 +164,23 @@ def test_overflow_drops_the_oldest_rows_of_each_kind(
     assert ledger.lost == 3
     ledger.flush()
     assert ledger.total_lost() == 3
-    assert ledger.read("SELECT request_id FROM entries") == [("r2",), ("r3",), ("r4",)]
-    assert ledger.read("SELECT time FROM shadows") == [(1.0,), (2.0,), (3.0,)]
+    assert ledger.read("SELECT request_id FROM gateway_entries") == [("r2",), ("r3",), ("r4",)]
+    assert ledger.read("SELECT time FROM gateway_shadows") == [(1.0,), (2.0,), (3.0,)]
 
 
 def test_batches_of_all_sizes_need_few_statements(tmp_path: Path) -> None:
-    with closing(EntryFile(tmp_path / "ledger.db", create=True)) as entries:
+    with closing(FileLedger(open_tables(tmp_path / "ledger.db"))) as entries:
         sizes: set[int] = set()
 
         def note(sql: str) -> None:
-            if sql.startswith("INSERT INTO entries"):
+            if sql.startswith("INSERT INTO gateway_entries"):
                 sizes.add(sql.count("), (") + 1)
 
-        entries._connection.set_trace_callback(note)
+        assert isinstance(entries.tables, FileTables)
+        entries.tables._connection.set_trace_callback(note)
         written = 0
         for size in (1, 2, 3, 7, 100, 255, 300):
             entries.write(LedgerBatch([entry(written + i) for i in range(size)]))
             written += size
         assert sizes <= {1 << power for power in range(9)}
-        assert entries.read("SELECT count(*) FROM entries") == [(written,)]
+        assert entries.tables.execute("SELECT count(*) FROM gateway_entries") == [(written,)]

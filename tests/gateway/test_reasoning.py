@@ -88,7 +88,7 @@ def test_stream_contains_the_answer_alone(endpoint: Server, tmp_path: Path) -> N
         kept = stored(gateway_server)
         gateway_server.ledger.flush()
         [row, _] = gateway_server.ledger.read(
-            "SELECT completion_tokens, cost_usd FROM entries ORDER BY time"
+            "SELECT completion_tokens, cost_usd FROM gateway_entries ORDER BY time"
         )
     texts = [one.choices[0].delta.content or "" for one in chunks if one.choices]
     assert "".join(texts) == "seven"
@@ -189,7 +189,7 @@ def test_client_that_leaves_pays_for_the_hidden_text(endpoint: Server, tmp_path:
         while not rows:
             assert time.monotonic() < end
             gateway_server.ledger.flush()
-            rows = gateway_server.ledger.read("SELECT completion_tokens FROM entries")
+            rows = gateway_server.ledger.read("SELECT completion_tokens FROM gateway_entries")
     assert 1 <= rows[0][0] <= 20
 
 

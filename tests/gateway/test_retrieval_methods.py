@@ -49,7 +49,7 @@ def test_every_method_shows_the_masters_answer(
         bodies = [body for body in endpoint.bodies if body]
         gateway_server.ledger.flush()
         [_, row] = gateway_server.ledger.read(
-            "SELECT prompt_tokens, cost_usd FROM entries ORDER BY time"
+            "SELECT prompt_tokens, cost_usd FROM gateway_entries ORDER BY time"
         )
         base = gateway_server.tenants.base("")  # type: ignore[attr-defined]
         [stored] = base

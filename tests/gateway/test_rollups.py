@@ -5,16 +5,17 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
-from bottega.gateway.accounting import database
-from bottega.gateway.accounting.ledger import Entry, Ledger, State
-from bottega.gateway.accounting.savings import ANSWER_COSTS, Savings, savings
-from bottega.gateway.accounting.schema import COLUMNS, GATEWAY_DB, KEYS, VALUES
+from bottega._util.sql_tables import SQLITE
+from bottega._util.sqlite import FileKind
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.rows import Entry, State
+from bottega.gateway.accounting.savings import ANSWER_COSTS, savings
+from bottega.gateway.accounting.schema import DAILY_SUMS, KEYS, SUMS, daily_values
 
 DAY = 86_400.0
 NOW = 30 * DAY + 1234.5
@@ -61,14 +62,14 @@ def sums(ledger: Ledger, source: str) -> dict[tuple[object, ...], list[float]]:
 
 
 def by_hand() -> str:
-    each = f"SELECT {VALUES.format('')} FROM entries"
-    keys = ", ".join(KEYS)
-    totals = ", ".join(f"sum({name})" for name in COLUMNS.split(", ")[len(KEYS) :])
-    return f"WITH each ({COLUMNS}) AS ({each}) SELECT {keys}, {totals} FROM each GROUP BY {keys}"
+    each = f"SELECT {daily_values(SQLITE)} FROM gateway_entries"
+    keys, columns = ", ".join(KEYS), DAILY_SUMS.listed
+    totals = ", ".join(f"sum({name})" for name in SUMS)
+    return f"WITH each ({columns}) AS ({each}) SELECT {keys}, {totals} FROM each GROUP BY {keys}"
 
 
 def assert_exact(ledger: Ledger) -> None:
-    kept, report = sums(ledger, "SELECT * FROM rollups"), sums(ledger, by_hand())
+    kept, report = sums(ledger, "SELECT * FROM gateway_rollups"), sums(ledger, by_hand())
     assert kept.keys() == report.keys() and kept
     for key, values in kept.items():
         assert values == pytest.approx(report[key], abs=1e-9)
@@ -113,10 +114,10 @@ def test_a_report_does_not_read_every_entry(
     monkeypatch.setattr("bottega.gateway.accounting.savings.MAX_EXACT_COSTS", 50)
     steps = [0]
 
-    opened = database.connect
+    opened = FileKind.open
 
-    def connect(path: Path, *, create: bool = True) -> sqlite3.Connection:
-        connection = opened(path, create=create)
+    def connect(kind: FileKind, path: Path, **options: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = opened(kind, path, **options)
         connection.set_progress_handler(lambda: steps.__setitem__(0, steps[0] + 1), 100)
         return connection
 
@@ -126,30 +127,15 @@ def test_a_report_does_not_read_every_entry(
             savings(ledger, namespace=namespace)
         return steps[0]
 
-    monkeypatch.setattr(database, "connect", connect)
+    monkeypatch.setattr(FileKind, "open", connect)
     fill(ledger, 3000)
     few = work()
     fill(ledger, 9000, seed=1)
     assert work() < 1.5 * few
 
 
-def test_older_file_gets_its_sums(tmp_path: Path) -> None:
-    path = tmp_path / "gateway.db"
-    older = replace(GATEWAY_DB, migrations=GATEWAY_DB.migrations[:2])
-    connection = sqlite3.connect(path, isolation_level=None)
-    older.migrate(connection, str(path))
-    rows = [(float(i * DAY), "r", "k", "a", "master", "m", "answered", 0, None, 5, 1, 0, 0.5, 0.0,
-             0.1, 200) for i in range(20)]  # fmt: skip
-    connection.executemany(f"INSERT INTO entries VALUES ({', '.join('?' * 16)})", rows)
-    connection.close()
-    ledger = Ledger(path)
-    report: Savings = savings(ledger)
-    assert (report.requests, report.spent_usd) == (20, 10.0)
-    assert report.master_only is not None and report.master_only.usd.n == 20
-    assert_exact(ledger)
-    ledger.close()
-
-
 def test_single_costs_are_read_by_an_index(ledger: Ledger) -> None:
-    plan = ledger.read(f"EXPLAIN QUERY PLAN {ANSWER_COSTS}", '["a"]', "master", 0.0)
-    assert any("USING INDEX entries_by_tier" in str(row[3]) for row in plan)
+    statement = ANSWER_COSTS.format(namespaces=SQLITE.json_texts.format("?1"))
+    plan = ledger.read(f"EXPLAIN QUERY PLAN {statement}", '["a"]', "master", 0.0)
+    index = "USING INDEX gateway_entries_by_tier (tier=? AND namespace=?"
+    assert any(index in str(row[3]) for row in plan)

@@ -8,7 +8,8 @@ from typing import cast
 import pytest
 
 from bottega.gateway.accounting import savings as savings_module
-from bottega.gateway.accounting.ledger import Entry, Ledger, ShadowSample, State
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.rows import Entry, ShadowSample, State
 from bottega.gateway.accounting.savings import Savings, SavingsReader, savings
 
 

@@ -17,9 +17,10 @@ from aiohttp import web
 from bottega.errors import SettingError
 from bottega.evaluation.page import render_explanation
 from bottega.gateway import asgi
-from bottega.gateway.accounting.accounts import Account, Accounts
-from bottega.gateway.accounting.database import FILE
+from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.limiter import LocalLimiter, Reservation
+from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.ports import TierCapabilities
 from bottega.gateway.running.build import build
@@ -406,7 +407,8 @@ def test_configured_search_is_in_the_ledger_the_metrics_and_the_traces(
         _, headers = ask(url, "Which colour has ball number 3?", key=key)
         gateway_server.ledger.flush()
         rows = gateway_server.ledger.read(
-            "SELECT prompt_tokens, completion_tokens, cost_usd FROM entries WHERE tier = 'small'"
+            "SELECT prompt_tokens, completion_tokens, cost_usd FROM gateway_entries"
+            " WHERE tier = 'small'"
         )
         [account] = gateway_server.accounts.list()
         spent_usd = gateway_server.ledger.spent_this_month(account.id)

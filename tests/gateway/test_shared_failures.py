@@ -71,7 +71,7 @@ def test_setting_of_each_database_is_named(
 def test_newer_format_is_refused(postgres: PostgresServer, database: str, tmp_path: Path) -> None:
     with closing(Accounts(database)):
         pass
-    postgres.execute(database, "UPDATE bottega_migrations SET version = 99")
+    postgres.execute(database, "UPDATE bottega_schemas SET version = 99")
     error = refused(database, tmp_path)
     assert "has format 99" in str(error) and "pip install --upgrade" in error.hint
 
@@ -148,6 +148,6 @@ async def assert_complete(running: Gateways) -> None:
     ledger, spent = running.servers[0].ledger, -1.0
     async with asyncio.timeout(20):
         while spent != pytest.approx(running.meter.tokens * PRICE):
-            rows = await asyncio.to_thread(ledger.read, "SELECT sum(cost_usd) FROM entries")
+            rows = await asyncio.to_thread(ledger.read, "SELECT sum(cost_usd) FROM gateway_entries")
             spent = rows[0][0]
             await asyncio.sleep(0.05)

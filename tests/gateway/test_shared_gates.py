@@ -13,8 +13,8 @@ from typing import cast
 import aiohttp
 import pytest
 
-from bottega.gateway.accounting.database import ShadowSample
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.rows import ShadowSample
 from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.ports import RequestRecord
 from bottega.gateway.running.caches import NamespaceOpener
@@ -154,7 +154,7 @@ class Gates:
     def __init__(self, ledger: Ledger, folder: Path) -> None:
         config = gateway_config(folder, "http://localhost:9/v1")
         tiers, metrics = build_tiers(config, ENVIRONMENT), Metrics(["small"])
-        shared = SharedGates(ledger) if ledger.tables is not None else None
+        shared = SharedGates(ledger) if ledger.shared is not None else None
         self._ledger = ledger
         self._opener = NamespaceOpener(
             config, tiers, metrics, ledger, DecodeBudget(1), shared_gates=shared
@@ -204,7 +204,7 @@ def test_damaged_state_does_not_prevent_a_start(location: str, tmp_path: Path) -
     with closing(Ledger(location)) as ledger:
         Gates(ledger, tmp_path).measure("a", samples(1)[0])
         # A file has only the state; PostgreSQL reads the samples again.
-        kept = [list(samples(1)[0])] if ledger.tables is not None else []
+        kept = [list(samples(1)[0])] if ledger.shared is not None else []
         for state in ("[", "{}", '{"cursor": [1, 2]}', '{"cursor": 5}'):
             ledger.set_gate("a", "nearest", state)
             gates = Gates(ledger, tmp_path)
@@ -214,7 +214,7 @@ def test_damaged_state_does_not_prevent_a_start(location: str, tmp_path: Path) -
 
 def test_cold_start_is_claimed_once(ledgers: list[Ledger]) -> None:
     with ThreadPoolExecutor(9) as pool:
-        tables = [ledger.tables for ledger in ledgers if ledger.tables is not None]
+        tables = [ledger.shared for ledger in ledgers if ledger.shared is not None]
         claims = [pool.submit(tables[i % 3].claim_cold_start, "a", 3, 20) for i in range(60)]
         assert sum(claim.result() for claim in claims) == 17
     assert tables[0].claim_cold_start("b", 0, 1)

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.database import FILE
+from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
@@ -179,7 +179,9 @@ async def test_entry_is_durable_before_the_reply_ends(
                 async for line in got.content:
                     if b"[DONE]" in line:
                         break
-                (row,) = await asyncio.to_thread(reader.read, "SELECT count(*) FROM entries")
+                (row,) = await asyncio.to_thread(
+                    reader.read, "SELECT count(*) FROM gateway_entries"
+                )
                 assert row == (number + 1,)
 
 
@@ -214,7 +216,7 @@ async def test_stopped_postgres_refuses_budgets_and_keeps_entries(
                 one.key = free
                 assert (await one.post(session, 0, "after"))[0] == 200
                 rows = await asyncio.to_thread(
-                    one.servers[0].ledger.read, "SELECT sum(cost_usd) FROM entries"
+                    one.servers[0].ledger.read, "SELECT sum(cost_usd) FROM gateway_entries"
                 )
                 assert rows[0][0] == pytest.approx(one.meter.tokens * PRICE)
 
@@ -308,6 +310,7 @@ async def test_stuck_postgres_delays_requests_by_seconds(endpoint: Server, tmp_p
                 ledger = one.servers[0].ledger
                 await asyncio.to_thread(ledger.flush)
                 rows = await asyncio.to_thread(
-                    ledger.read, "SELECT count(*), sum(cost_usd) FROM entries WHERE status = 200"
+                    ledger.read,
+                    "SELECT count(*), sum(cost_usd) FROM gateway_entries WHERE status = 200",
                 )
                 assert rows[0][1] == pytest.approx(one.meter.tokens * PRICE)

@@ -19,10 +19,11 @@ import pytest
 from bottega._util.postgres import PostgresPool
 from bottega.errors import NotFoundError, StoreError
 from bottega.gateway.accounting.accounts import POLL_SECONDS, Accounts
-from bottega.gateway.accounting.database import AccountMonth, ShadowSample, month_of
-from bottega.gateway.accounting.ledger import Entry, Ledger, State
-from bottega.gateway.accounting.migrations import GATEWAY_TABLES
+from bottega.gateway.accounting.database import AccountMonth, month_of
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.rows import Entry, ShadowSample, State
 from bottega.gateway.accounting.savings import savings
+from bottega.gateway.accounting.schema import GATEWAY_TABLES
 from tests.gateway.ledgers import entry
 from tests.postgres import running_postgres
 
@@ -141,7 +142,7 @@ def test_rows_are_stored(ledger: Ledger) -> None:
     ledger.flush()
     columns = "time, account, namespace, tier, model, state, shots, similarity, cost_usd, status,"
     columns += " variant, reason"
-    stored = ledger.read(f"SELECT {columns} FROM entries")
+    stored = ledger.read(f"SELECT {columns} FROM gateway_entries")
     assert stored == [
         (
             *(
@@ -165,7 +166,7 @@ def test_rows_are_stored(ledger: Ledger) -> None:
 def test_daily_sums_equal_the_sums_of_entries(ledger: Ledger) -> None:
     fill(ledger)
     figures = "sum(requests), sum(prompt_tokens), sum(priced), sum(compared)"
-    assert ledger.read(f"SELECT {figures} FROM rollups") == [
+    assert ledger.read(f"SELECT {figures} FROM gateway_rollups") == [
         (
             *(300, sum(one.prompt_tokens for one in entries(300))),
             sum(one.cost_usd is not None and 0 <= one.cost_usd < 1e9 for one in entries(300)),
@@ -174,11 +175,11 @@ def test_daily_sums_equal_the_sums_of_entries(ledger: Ledger) -> None:
     ]
     ledger.prune(20)
     recent = [one for one in entries(300) if one.time >= NOW - 20 * DAY]
-    assert ledger.read("SELECT count(*) FROM entries") == [(len(recent),)]
-    assert ledger.read("SELECT sum(requests) FROM rollups") == [(len(recent),)]
-    assert ledger.read("SELECT count(*) FROM shadows") == [(21,)]
+    assert ledger.read("SELECT count(*) FROM gateway_entries") == [(len(recent),)]
+    assert ledger.read("SELECT sum(requests) FROM gateway_rollups") == [(len(recent),)]
+    assert ledger.read("SELECT count(*) FROM gateway_shadows") == [(21,)]
     ledger.prune(0)
-    assert ledger.read("SELECT count(*) FROM rollups") == [(0,)]
+    assert ledger.read("SELECT count(*) FROM gateway_rollups") == [(0,)]
 
 
 def test_spending_includes_other_processes(ledger: Ledger, location: str) -> None:
@@ -192,14 +193,14 @@ def test_spending_includes_other_processes(ledger: Ledger, location: str) -> Non
         assert ledger.spent_this_month("x") == 0.75 == ledger.committed_this_month("x")
         other.refresh_spending()
         assert other.spent_this_month("x") == 0.75
-    assert ledger.read("SELECT count(*) FROM entries") == [(2,)]
+    assert ledger.read("SELECT count(*) FROM gateway_entries") == [(2,)]
 
 
 async def test_flushed_entry_is_durable(ledger: Ledger, location: str) -> None:
     ledger.record(entry(1))
     await ledger.flushed()
     with closing(Ledger(location)) as other:
-        assert other.read("SELECT request_id FROM entries") == [("r1",)]
+        assert other.read("SELECT request_id FROM gateway_entries") == [("r1",)]
 
 
 @pytest.fixture
@@ -222,7 +223,7 @@ async def test_event_loop_writes_instead_of_the_thread(database: str, pool: Post
         assert await asyncio.to_thread(ledger.gate, "a", "nearest") == "{}"
         await ledger.flushed()
         assert ledger.committed_this_month("x") == ledger.spent_this_month("x") == 9.5
-        rows = "SELECT count(*) FROM entries"
+        rows = "SELECT count(*) FROM gateway_entries"
         assert await asyncio.to_thread(ledger.read, rows) == [(21,)]
         assert await asyncio.to_thread(ledger.gate, "a", "nearest") == "{}"
         ledger.record(entry(21))
@@ -242,8 +243,8 @@ async def test_rows_of_a_failed_write_wait_for_the_next_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with closing(await asyncio.to_thread(Ledger, database, clock=lambda: NOW)) as ledger:
-        assert ledger.tables is not None
-        write, failures = ledger.tables.write_in, [True, True]
+        assert ledger.shared is not None
+        write, failures = ledger.shared.write_in, [True, True]
 
         async def write_and_fail(*values: Any) -> dict[AccountMonth, float]:
             written = await write(*values)
@@ -252,7 +253,7 @@ async def test_rows_of_a_failed_write_wait_for_the_next_one(
                 raise StoreError("the connection is lost")
             return written
 
-        monkeypatch.setattr(ledger.tables, "write_in", write_and_fail)
+        monkeypatch.setattr(ledger.shared, "write_in", write_and_fail)
         await ledger.enter_loop(pool)
         assert ledger._in_loop is not None
         ledger._in_loop.retry_seconds = 0.01
@@ -264,7 +265,9 @@ async def test_rows_of_a_failed_write_wait_for_the_next_one(
         while await ledger.durable() is not None:
             pass
         assert not ledger.is_failing and ledger.committed_this_month("x") == 0.75
-        assert await asyncio.to_thread(ledger.read, "SELECT count(*) FROM entries") == [(2,)]
+        assert await asyncio.to_thread(ledger.read, "SELECT count(*) FROM gateway_entries") == [
+            (2,)
+        ]
         await ledger.leave_loop()
     assert [one.levelname for one in caplog.records] == ["ERROR", "WARNING"]  # of one outage
 
@@ -303,14 +306,14 @@ def _rounded(value: object) -> object:
 def test_batch_that_is_sent_twice_counts_once(database: str) -> None:
     """A commit may succeed although its connection is lost before the reply."""
     with closing(Ledger(database, clock=lambda: NOW)) as ledger:
-        write = ledger._file.write
+        write = ledger._store.write
 
         def write_and_fail(batch: object) -> None:
             write(batch)  # type: ignore[arg-type]
-            ledger._file.write = write  # type: ignore[method-assign]
+            ledger._store.write = write  # type: ignore[method-assign]
             raise StoreError("the connection is lost")
 
-        ledger._file.write = write_and_fail  # type: ignore[method-assign]
+        ledger._store.write = write_and_fail  # type: ignore[method-assign]
         ledger.record(replace(entry(1, 0.5, "x"), time=NOW))
         ledger.record_shadow(ShadowSample(6.0, "r", "ns", 0.9, 1.0, 0.0))
         with pytest.raises(StoreError):
@@ -318,8 +321,8 @@ def test_batch_that_is_sent_twice_counts_once(database: str) -> None:
         ledger.record(replace(entry(2, 0.25, "x"), time=NOW))
         ledger.flush()
         assert ledger.spent_this_month("x") == 0.75
-        assert ledger.read("SELECT sum(requests) FROM rollups") == [(2,)]
-        assert ledger.read("SELECT count(*) FROM shadows") == [(1,)]
+        assert ledger.read("SELECT sum(requests) FROM gateway_rollups") == [(2,)]
+        assert ledger.read("SELECT count(*) FROM gateway_shadows") == [(1,)]
 
 
 @pytest.mark.slow
@@ -340,8 +343,8 @@ def test_crash_of_the_server_loses_no_flushed_entry() -> None:
                 flushed += 1
         _flush(ledger)
         assert flushed >= 290
-        assert ledger.read("SELECT count(*) FROM entries") == [(300,)]
-        assert ledger._file.spent_since("") == {
+        assert ledger.read("SELECT count(*) FROM gateway_entries") == [(300,)]
+        assert ledger._store.spent_since("") == {
             (month_of(time.time()), "x"): pytest.approx(3.0),
         }
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.accounting.ledger import Entry, Ledger
+from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.limiter import (
     BudgetError,
     Limiter,
@@ -22,6 +21,7 @@ from bottega.gateway.accounting.limiter import (
     LocalLimiter,
     Reservation,
 )
+from bottega.gateway.accounting.rows import Account, Entry
 from bottega.gateway.response_cache import ReplyCache
 from bottega.gateway.state.limits import SharedLimiter
 from bottega.gateway.state.shared import SharedState
@@ -63,7 +63,7 @@ async def process(
 ) -> AsyncIterator[Process]:
     """Run the limiter of one gateway; without `runs` it renews nothing, as if it had stopped."""
     ledger = await asyncio.to_thread(Ledger, location)
-    if ledger.tables is None:
+    if ledger.shared is None:
         yield Process(LocalLimiter(ledger), ledger)
         ledger.close()
         return

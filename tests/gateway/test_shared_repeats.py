@@ -18,7 +18,7 @@ import pytest
 from bottega._util.postgres import PostgresPool
 from bottega._util.valkey_pipe import ValkeyPipe
 from bottega.errors import StoreError
-from bottega.gateway.accounting.migrations import GATEWAY_TABLES
+from bottega.gateway.accounting.schema import GATEWAY_TABLES
 from bottega.gateway.response_cache import CachedReply, ReplyCache
 from bottega.gateway.state import repeats as module
 from bottega.gateway.state.postgres_repeats import PostgresRepeats

@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
@@ -55,7 +55,9 @@ def test_exact_repeat_costs_nothing(endpoint: Server, filled_cache: Path) -> Non
             )
             streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
         gateway_server.ledger.flush()
-        rows = gateway_server.ledger.read("SELECT state, tier, cost_usd FROM entries ORDER BY time")
+        rows = gateway_server.ledger.read(
+            "SELECT state, tier, cost_usd FROM gateway_entries ORDER BY time"
+        )
     assert paid_calls(endpoint) == 0
     assert reply["choices"][0]["message"] == {"role": "assistant", "content": "seven"}
     assert (reply["model"], reply["choices"][0]["finish_reason"]) == ("huge-2", "stop")
@@ -130,7 +132,9 @@ def test_answers_older_than_replay_seconds_are_not_replayed(
 
 def with_old_notes(folder: Path, age: float) -> None:
     ledger = Ledger(folder / FILE)
-    for name, value in ledger.read("SELECT name, value FROM notes WHERE name LIKE 'replay:%'"):
+    for name, value in ledger.read(
+        "SELECT name, value FROM gateway_notes WHERE name LIKE 'replay:%'"
+    ):
         then, _, id = str(value).partition(" ")
         ledger._set_note(str(name), f"{float(then) - age} {id}")
     ledger.close()

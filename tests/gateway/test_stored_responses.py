@@ -11,8 +11,8 @@ import openai
 import orjson
 import pytest
 
-from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.rows import Account
 from bottega.gateway.config.settings import ResponseSettings
 from bottega.gateway.response_store import ResponseStore
 from bottega.generation import ScriptedGenerator
@@ -218,4 +218,4 @@ async def test_store_is_bounded_by_number_size_and_age(location: str) -> None:
         now += 11 * DAY
         assert await held("a") == await held("b") == []
         await store.add("a", None, [], stored("r0"))
-        assert ledger.read("SELECT id FROM responses") == [("r0",)]
+        assert ledger.read("SELECT id FROM gateway_responses") == [("r0",)]

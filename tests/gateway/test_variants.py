@@ -17,10 +17,10 @@ import pytest
 from aiohttp import web
 
 from bottega.errors import SettingError
-from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.experiment_report import experiment_report
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.savings import savings
+from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.config.settings import Config
 from bottega.gateway.experiments import Experiment
@@ -291,7 +291,7 @@ def shadow_rows(ledger: Ledger, columns: str, count: int) -> list[Any]:
     while True:
         ledger.flush()
         rows = ledger.read(
-            f"SELECT {columns} FROM shadows AS s JOIN entries AS e"
+            f"SELECT {columns} FROM gateway_shadows AS s JOIN gateway_entries AS e"
             f" ON e.request_id = s.request_id WHERE e.variant != '' ORDER BY {columns}"
         )
         if len(rows) >= count:

@@ -12,7 +12,8 @@ from pathlib import Path
 import aiohttp
 from starlette.applications import Starlette
 
-from bottega.gateway.accounting.accounts import Account, Accounts
+from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.accounting.rows import Account
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Embedder
 from bottega.ui.app import common_routes

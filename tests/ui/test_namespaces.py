@@ -12,9 +12,8 @@ from types import SimpleNamespace
 import aiohttp
 import pytest
 
-from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.feedback import read_feedback
-from bottega.gateway.accounting.ledger import Entry
+from bottega.gateway.accounting.rows import Account, Entry
 from bottega.types import Answer, Example, Query
 from tests.builders import solid_image
 from tests.recording.test_traces import trace
@@ -147,7 +146,7 @@ def state(served: Console, endpoint: Server) -> object:
         [[(one, base.metadata(str(one.id)).pinned) for one in base] for base in bases],
         served.server.accounts.list(),
         [*read_feedback(served.server.ledger)],
-        served.server.ledger.read("SELECT count(*) FROM entries"),
+        served.server.ledger.read("SELECT count(*) FROM gateway_entries"),
         len(endpoint.bodies),
     )
 

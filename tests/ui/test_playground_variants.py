@@ -44,7 +44,7 @@ def test_playground_asks_as_a_variant(endpoint: Server, tmp_path: Path) -> None:
             selected = f'<option value="{retrieve}" selected>'
             assert (selected in page) == (retrieve != "yes")
         served.server.ledger.flush()
-        rows = served.server.ledger.read("SELECT variant FROM entries")
+        rows = served.server.ledger.read("SELECT variant FROM gateway_entries")
     assert models == {"yes": "qwen", "try:b": "huge", "no": "qwen"}
     # A variant that only has options is not in the list: the form has fields for them.
     assert "variant try:b: bm25, router fixed" in empty and "try:a" not in empty

@@ -88,9 +88,9 @@ class FileKind(StoreKind):
 
     application_id: int
 
-    def open(self, path: Path, *, busy_seconds: float) -> sqlite3.Connection:
+    def open(self, path: Path, *, create: bool = True, busy_seconds: float) -> sqlite3.Connection:
         """Open or create a file and migrate it. Raises as `connect` and `migrate`."""
-        connection = connect(path, busy_seconds=busy_seconds)
+        connection = connect(path, create=create, busy_seconds=busy_seconds)
         try:
             self.migrate(connection, path_text(path))
         except BaseException:

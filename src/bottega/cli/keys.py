@@ -13,8 +13,9 @@ from typer import Argument, Option, Typer
 from bottega.cli.help import HelpCommand, HelpGroup
 from bottega.cli.options import CONFIG, Database, DataFolder, Json, gateway_store
 from bottega.cli.output import note, plural, print_json, print_result, print_table
-from bottega.gateway.accounting.accounts import Account, Accounts
+from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.limiter import ALL
+from bottega.gateway.accounting.rows import Account
 from bottega.gateway.config.loading import load_config
 from bottega.naming import suggestion
 

@@ -91,7 +91,7 @@ Database = Annotated[
 def gateway_store(data: Path | None, database: str | None) -> Path | str:
     """Return the location of accounts and ledger: a file, or the URL of a database. Options
     override environment variables, which override ./bottega.toml. Raises `SettingError`."""
-    from bottega.gateway.accounting.database import FILE
+    from bottega.gateway.accounting.schema import FILE
     from bottega.gateway.config.loading import load_config
 
     if data is not None and database is not None:

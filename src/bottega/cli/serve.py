@@ -267,9 +267,9 @@ def _announce(protected: bool, url: str, demo: bool, kept: Path | None, console:
 
 
 def _print_saved(config: Config) -> None:
-    from bottega.gateway.accounting.database import FILE
     from bottega.gateway.accounting.ledger import Ledger
     from bottega.gateway.accounting.savings import savings
+    from bottega.gateway.accounting.schema import FILE
 
     with closing(Ledger(config.gateway.data / FILE, create=False)) as ledger:
         found = savings(ledger)

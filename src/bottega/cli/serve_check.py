@@ -10,8 +10,9 @@ from bottega._util.postgres import display_url
 from bottega._util.valkey import display_valkey_url
 from bottega.cli.output import say
 from bottega.errors import store_errors
-from bottega.gateway.accounting.accounts import Account, Accounts
-from bottega.gateway.accounting.database import FILE
+from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.config.checks import PARAMETERS
 from bottega.gateway.config.loading import MASTER_RATE, MIN_SIMILARITY
 from bottega.gateway.config.settings import Config

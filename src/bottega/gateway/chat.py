@@ -13,8 +13,8 @@ from time import perf_counter
 
 from bottega._util.caching import LeaderFlight
 from bottega.errors import BottegaError, EmbeddingError, SettingError, StoreError
-from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.limiter import ALL, Access, KeyDefaults, Limiter
+from bottega.gateway.accounting.rows import Account
 from bottega.gateway.completion import Completer
 from bottega.gateway.decode_budget import CLIENT, DecodeBudget
 from bottega.gateway.errors import code_of, to_api_error, unknown_key

@@ -16,14 +16,10 @@ from starlette.routing import BaseRoute, Route
 
 from bottega._util.identity import identity
 from bottega.errors import BottegaError, NotFoundError
-from bottega.gateway.accounting.accounts import Account
-from bottega.gateway.accounting.feedback import (
-    Feedback,
-    LedgerRequest,
-    add_feedback,
-    find_request,
-)
+from bottega.gateway.accounting.feedback import add_feedback
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.reports import find_request
+from bottega.gateway.accounting.rows import Account, Entry, Feedback
 from bottega.gateway.cached_examples import HUMAN, Forget
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import FeedbackSettings
@@ -125,7 +121,7 @@ class FeedbackEndpoint:
         shown = ("request_id", "rating", "correction", "comment", "example")
         return {"object": "feedback", **{name: getattr(feedback, name) for name in shown}}
 
-    async def _find_request(self, account: Account, id: str) -> LedgerRequest:
+    async def _find_request(self, account: Account, id: str) -> Entry:
         """Return the request if the key may see it. Raises `ApiError`."""
         found = await asyncio.to_thread(find_request, self.ledger, id)
         if found is None:  # its entry may still wait to be written
@@ -142,7 +138,7 @@ class FeedbackEndpoint:
         return found
 
     async def _store_correction(
-        self, account: Account, found: LedgerRequest, id: str, answer: str, given: dict[str, Any]
+        self, account: Account, found: Entry, id: str, answer: str, given: dict[str, Any]
     ) -> str:
         """Store a correction as a pinned demonstration. Return its id. Raises `ApiError`."""
         if self.open_cache is None or not (self.settings.corrections and account.can_store):
@@ -194,7 +190,7 @@ class FeedbackEndpoint:
                 " feedback.max_corrections",
             )
 
-    async def _query(self, found: LedgerRequest, id: str, given: dict[str, Any]) -> Query:
+    async def _query(self, found: Entry, id: str, given: dict[str, Any]) -> Query:
         """Return the question of the request with its images: from `messages`, from its stored
         trace, or from the example that its answer became."""
         if given.get("messages") is not None:

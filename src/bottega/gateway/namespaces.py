@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.accounting.rows import Account
 from bottega.gateway.ports import ANONYMOUS
 from bottega.gateway.requests import Overrides
 from bottega.openai_api.errors import ApiError

@@ -9,32 +9,32 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from bottega.gateway.accounting.database import text_of
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.rows import text_of
 from bottega.gateway.config.settings import MB, ResponseSettings
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.request import Body
 
 DAY, HOUR = 86_400.0, 3600.0
 INSERT = (
-    "INSERT INTO responses (id, account, time, size, previous, input, response)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING"
+    "INSERT INTO gateway_responses (id, account, time, size, previous, input, response)"
+    " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT (id) DO NOTHING"
 )
 # Of one account the newest responses stay, up to a total size and a number.
 TRIM = """
-DELETE FROM responses WHERE account = ? AND id IN (SELECT id FROM (
+DELETE FROM gateway_responses WHERE account = ?1 AND id IN (SELECT id FROM (
     SELECT id, CAST(sum(size) OVER latest AS BIGINT) AS total, row_number() OVER latest AS place
-    FROM responses WHERE account = ? WINDOW latest AS (ORDER BY time DESC, id)
-) AS ranked WHERE total > ? OR place > ?)
+    FROM gateway_responses WHERE account = ?1 WINDOW latest AS (ORDER BY time DESC, id)
+) AS ranked WHERE total > ?2 OR place > ?3)
 """
 CHAIN = """
 WITH RECURSIVE chain (id, previous, input, response, depth) AS (
-    SELECT id, previous, input, response, 1 FROM responses
-        WHERE id = ? AND account = ? AND time > ?
+    SELECT id, previous, input, response, 1 FROM gateway_responses
+        WHERE id = ?1 AND account = ?2 AND time > ?3
     UNION ALL
     SELECT r.id, r.previous, r.input, r.response, depth + 1
-        FROM chain JOIN responses AS r ON r.id = chain.previous
-        WHERE r.account = ? AND r.time > ? AND depth < ?
+        FROM chain JOIN gateway_responses AS r ON r.id = chain.previous
+        WHERE r.account = ?2 AND r.time > ?3 AND depth < ?4
 ) SELECT id, previous, input, response FROM chain ORDER BY depth DESC
 """
 
@@ -63,7 +63,9 @@ class ResponseStore:
 
     async def get(self, account: str, id: str) -> bytes:
         """Return the JSON of a response."""
-        statement = "SELECT response FROM responses WHERE id = ? AND account = ? AND time > ?"
+        statement = (
+            "SELECT response FROM gateway_responses WHERE id = ?1 AND account = ?2 AND time > ?3"
+        )
         values = (text_of(id), account, self._oldest)
         rows = await asyncio.to_thread(self.ledger.read, statement, *values)
         if not rows:
@@ -72,7 +74,7 @@ class ResponseStore:
 
     async def delete(self, account: str, id: str) -> None:
         await self.get(account, id)
-        statement = "DELETE FROM responses WHERE id = ? AND account = ?"
+        statement = "DELETE FROM gateway_responses WHERE id = ?1 AND account = ?2"
         await asyncio.to_thread(self.ledger.execute, statement, text_of(id), account)
 
     @property
@@ -89,14 +91,13 @@ class ResponseStore:
         id = orjson.loads(response)["id"]
         values = (id, account, self.clock(), size, previous, given.decode(), response.decode())
         self.ledger.execute(INSERT, *values)
-        self.ledger.execute(TRIM, account, account, largest, self.settings.max_per_key)
+        self.ledger.execute(TRIM, account, largest, self.settings.max_per_key)
         if self.clock() - self._pruned > HOUR:
             self._pruned = self.clock()
-            self.ledger.execute("DELETE FROM responses WHERE time <= ?", self._oldest)
+            self.ledger.execute("DELETE FROM gateway_responses WHERE time <= ?1", self._oldest)
 
     def _conversation(self, account: str, id: str, limit: int) -> list[Body]:
-        seen = (account, self._oldest)
-        rows = self.ledger.read(CHAIN, text_of(id), *seen, *seen, limit)
+        rows = self.ledger.read(CHAIN, text_of(id), account, self._oldest, limit)
         if not rows:
             raise unknown_response(id, "previous_response_id")
         if rows[0][1] is not None:

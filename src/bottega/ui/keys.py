@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from bottega.gateway.accounting.accounts import Account, Accounts
+from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.rows import Account
 from bottega.openai_api.errors import ApiError
 from bottega.ui.pages import Page, Redirect, Result, Visit
 

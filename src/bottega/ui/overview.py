@@ -9,8 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bottega.gateway.accounting.database import Row
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.reports import (
+    Bucket,
+    buckets,
+    frequent_errors,
+    newest_answers,
+)
 from bottega.gateway.accounting.savings import Savings, savings
 from bottega.ui.charts import StackedBars, stacked_bars
 from bottega.ui.pages import Page, Visit
@@ -27,20 +32,7 @@ DEFAULT_PERIOD = "24h"
 SAMPLE = 20_000  # newest answers used for latencies and similarities
 REFRESH_SECONDS = 5
 NO_TIER = "without a model"  # such as embeddings
-BUCKETS = """
-SELECT CAST(time / {width} AS INTEGER) AS bucket, tier, state,
-    CASE WHEN state = 'failed' AND status BETWEEN 400 AND 498 THEN 1 ELSE 0 END AS rejected,
-    count(*), coalesce(sum(cost_usd), 0.0)
-FROM entries WHERE time >= ? {where} GROUP BY bucket, tier, state, rejected
-"""
-ANSWERS = """
-SELECT seconds, similarity FROM entries WHERE time >= ? AND state = 'answered' {where}
-ORDER BY time DESC LIMIT ?
-"""
-STATUSES = """
-SELECT status, count(*) FROM entries WHERE time >= ? AND status >= 400 {where}
-GROUP BY status ORDER BY count(*) DESC LIMIT 8
-"""
+MOST_STATUSES = 8
 HISTOGRAM_BINS = 10
 REPLAYED, FAILED, REJECTED = "replayed", "failed", "rejected"
 
@@ -101,17 +93,13 @@ def statistics(ledger: Ledger, period: str, namespace: str | None) -> Statistics
     length, width = PERIODS[period]
     now = time.time()
     since = now - length
-    where = "" if namespace is None else "AND namespace = ?"
-    named = () if namespace is None else (namespace,)
-    rows = ledger.read(BUCKETS.format(width=width, where=where), since, *named)
-    sample = ledger.read(ANSWERS.format(where=where), since, *named, SAMPLE)
-    statuses = ledger.read(STATUSES.format(where=where), since, *named)
-    requests, cost = _by_bucket(rows)
+    sample = newest_answers(ledger, since, namespace, SAMPLE)
+    requests, cost = _by_bucket(buckets(ledger, since, width, namespace))
     shares: dict[str, int] = defaultdict(int)
     for (_, name), count in requests.items():
         shares[name] += int(count)
-    seconds = np.array([row[0] for row in sample], dtype=float)
-    similarities = [row[1] for row in sample if row[1] is not None]
+    seconds = np.array([one for one, _ in sample], dtype=float)
+    similarities = [one for _, one in sample if one is not None]
     first, last = int(since // width), int(now // width)
     times = [bucket * width for bucket in range(first, last + 1)]
     shares = dict(sorted(shares.items(), key=lambda one: -one[1]))
@@ -130,28 +118,28 @@ def statistics(ledger: Ledger, period: str, namespace: str | None) -> Statistics
         float(np.quantile(seconds, 0.95)) if len(seconds) else None,
         len(seconds),
         _histogram(similarities),
-        [(int(status), int(count)) for status, count in statuses],
+        frequent_errors(ledger, since, namespace, MOST_STATUSES),
     )
 
 
 Sums = dict[tuple[int, str], float]
 
 
-def _by_bucket(rows: Sequence[Row]) -> tuple[Sums, Sums]:
+def _by_bucket(found: Sequence[Bucket]) -> tuple[Sums, Sums]:
     """Return the number of requests and the cost in US dollars by bucket and series."""
     requests: Sums = defaultdict(float)
     cost: Sums = defaultdict(float)
-    for bucket, tier, state, rejected, count, usd in rows:
-        if usd:
-            cost[int(bucket), tier or NO_TIER] += usd
-        if state == "shadow":  # shadow samples have a cost but are not requests of clients
+    for one in found:
+        name = one.tier or NO_TIER
+        if one.cost_usd:
+            cost[one.number, name] += one.cost_usd
+        if one.state == "shadow":  # shadow samples have a cost but are not requests of clients
             continue
-        name = tier or NO_TIER
-        if state == "failed":
-            name = REJECTED if rejected else FAILED
-        elif state == "replayed":
+        if one.state == "failed":
+            name = REJECTED if one.is_rejected else FAILED
+        elif one.state == "replayed":
             name = REPLAYED
-        requests[int(bucket), name] += count
+        requests[one.number, name] += one.requests
     return requests, cost
 
 

@@ -12,9 +12,15 @@ from starlette.responses import Response
 
 from bottega.errors import ImageError, NotFoundError
 from bottega.evaluation.page import ENDED, image_hashes, render_explanation
-from bottega.gateway.accounting.database import Row, Value
-from bottega.gateway.accounting.feedback import request_time
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.reports import (
+    EntryFilter,
+    find_request,
+    list_requests,
+    request_time,
+    requests_at,
+)
+from bottega.gateway.accounting.rows import Entry
 from bottega.gateway.feedback import FeedbackEndpoint
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
@@ -32,12 +38,6 @@ from bottega.ui.pages import (
 
 PAGE_SIZE = 50
 STATES = ("answered", "replayed", "passed_through", "failed", "shadow")
-FIELDS = (
-    "time, request_id, account, namespace, tier, model, state, shots, similarity, prompt_tokens,"
-    " completion_tokens, cost_usd, dismissed_usd, seconds, status, variant, reason"
-)
-# The time narrows the search: it has an index, the id has none.
-ROW = f"SELECT {FIELDS} FROM entries WHERE time >= ? AND time <= ? AND request_id = ?"
 WRITE_SECONDS = 1.5  # until the ledger and the traces of a request are written
 POLL_SECONDS = 0.1
 # Texts are those of answered requests, so a search for another state may find few of many.
@@ -47,68 +47,31 @@ STORE_HINT = 'set [traces] store = "images"'
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """Request of the ledger, or of a trace alone. `trace` has its texts, None if not stored. Costs
-    are in US dollars, `time` is in unix seconds."""
+    """Request of the ledger, or of a trace alone. `trace` has its texts, None if not stored."""
 
-    time: float
-    id: str
-    account: str
-    namespace: str
-    tier: str
-    model: str
-    state: str
-    shots: int
-    similarity: float | None
-    prompt_tokens: int
-    completion_tokens: int
-    cost_usd: float | None
-    dismissed_usd: float
-    seconds: float
-    status: int
-    variant: str = ""
-    reason: str = ""
+    entry: Entry
     trace: StoredTrace | None = None
 
 
 @dataclass(frozen=True)
 class RequestFilter:
-    """Filter of requests. `text` is in the question, the answer or a file name; `state` is "" for
-    any, and `namespace` None for all. Times are in unix seconds."""
+    """Filter of requests. `text` is in the question, the answer or a file name."""
 
     text: str
-    tier: str
-    state: str
-    namespace: str | None
-    since: float | None
-    before: float | None
+    entries: EntryFilter
 
     @classmethod
     def of(cls, visit: Visit) -> RequestFilter:
         """Return the filter of a form. Raises `ApiError` for a namespace of others."""
         state, period = visit.value("state"), PERIODS.get(visit.value("period"))
-        return cls(
-            visit.value("text").strip(),
-            visit.value("tier"),
-            state if state in STATES else "",
-            _scope(visit),
-            None if period is None else time.time() - period[0],
-            _moment(visit.value("before")),
+        entries = EntryFilter(
+            state=state if state in STATES else None,
+            namespace=_scope(visit),
+            tier=visit.value("tier") or None,
+            since=None if period is None else time.time() - period[0],
+            before=_moment(visit.value("before")),
         )
-
-    def condition(self) -> tuple[str, list[Value]]:
-        """Return the SQL condition on the ledger, except that on the text, and its values."""
-        parts: list[tuple[str, Value]] = [
-            ("state = ?", self.state) if self.state else ("state != ?", "shadow")
-        ]
-        if self.namespace is not None:
-            parts.append(("namespace = ?", self.namespace))
-        if self.tier:
-            parts.append(("tier = ?", self.tier))
-        if self.since is not None:
-            parts.append(("time >= ?", self.since))
-        if self.before is not None:
-            parts.append(("time < ?", self.before))
-        return " AND ".join(sql for sql, _ in parts), [value for _, value in parts]
+        return cls(visit.value("text").strip(), entries)
 
 
 @dataclass(frozen=True)
@@ -130,13 +93,13 @@ class RequestPages:
         if self.ledger is None or chosen.text:
             found, older = self._search(chosen)
         else:
-            found, older = self._listed(chosen)
+            found, older = self._listed(self.ledger, chosen.entries), None
         return Page(
             "requests.html",
             {
                 "title": "Requests",
                 "requests": found[:PAGE_SIZE],
-                "older": found[PAGE_SIZE - 1].time if len(found) > PAGE_SIZE else older,
+                "older": found[PAGE_SIZE - 1].entry.time if len(found) > PAGE_SIZE else older,
                 "states": STATES if self.ledger is not None else (),
                 "periods": list(PERIODS),
                 "names": self.account_names() if visit.user.sees_all else {},
@@ -151,7 +114,7 @@ class RequestPages:
             "request.html",
             {
                 "title": "Request",
-                "request": recorded,
+                "request": recorded.entry,
                 "trace": recorded.trace,
                 "images": self._images(recorded),
                 "ended": ENDED,
@@ -174,7 +137,12 @@ class RequestPages:
         images = [self._image(recorded, sha256) for sha256 in recorded.trace.images]
         settings = Settings(visit.value("model", "bottega"))
         outcome = self.client.ask(
-            visit.user, recorded.namespace, recorded.trace.question, images, settings, visit.loop
+            visit.user,
+            recorded.entry.namespace,
+            recorded.trace.question,
+            images,
+            settings,
+            visit.loop,
         )
         if outcome.error is not None:
             raise outcome.error
@@ -185,10 +153,10 @@ class RequestPages:
     def rate(self, visit: Visit) -> Result:
         """Store a rating or a correction, which becomes a pinned demonstration."""
         visit.require(visit.user.can_edit, "rate answers")
-        recorded = self._visible(visit)
+        entry = self._visible(visit).entry
         if self.feedback is None:
             raise ApiError("this console has no gateway", hint="open the console of bottega serve")
-        given: dict[str, object] = {"request_id": recorded.id}
+        given: dict[str, object] = {"request_id": entry.request_id}
         if rating := visit.value("rating"):
             given["rating"] = rating == "good"
         if correction := visit.value("correction").strip():
@@ -199,7 +167,7 @@ class RequestPages:
         message = "Saved the rating"
         if correction:
             message = "Saved the correction as a pinned demonstration"
-        return Redirect(f"/requests/{recorded.id}", message, {"time": repr(recorded.time)})
+        return Redirect(f"/requests/{entry.request_id}", message, {"time": repr(entry.time)})
 
     def image(self, visit: Visit) -> Result:
         image = self._image(self._visible(visit), visit.part("sha256"))
@@ -228,7 +196,7 @@ class RequestPages:
         found = None
         if sha256 in shown:  # else the hash may belong to an image of another namespace
             assert self.traces is not None
-            found = self.traces.image(sha256) or self.base_image(recorded.namespace, sha256)
+            found = self.traces.image(sha256) or self.base_image(recorded.entry.namespace, sha256)
         if found is None:
             raise NotFoundError("the image of this request is not stored", hint=STORE_HINT)
         return found
@@ -243,7 +211,7 @@ class RequestPages:
         while not is_complete and _is_recent(moment):
             time.sleep(POLL_SECONDS)
             recorded, is_complete = self._found(id, moment)
-        if recorded is None or not visit.user.may_read(recorded.namespace):
+        if recorded is None or not visit.user.may_read(recorded.entry.namespace):
             raise NotFoundError(
                 f"no request {id[:60]!r} is stored", hint="search for it on the page Requests"
             )
@@ -254,26 +222,20 @@ class RequestPages:
         trace = None if self.traces is None else self.traces.find([id]).get(id)
         around = trace.time if trace is not None else moment
         if self.ledger is not None and around is not None:
-            rows = self.ledger.read(ROW, around - 1.0, around + 1.0, id)
-            own = [_from_row(row, trace) for row in rows if row[6] != "shadow"]
-            if own:
-                return own[0], trace is not None or self.traces is None
+            entry = find_request(self.ledger, id, around)
+            if entry is not None:
+                return RecordedRequest(entry, trace), trace is not None or self.traces is None
         if trace is None:
             return None, False
         assert self.traces is not None
         return _from_trace(trace, self.traces.namespace(id)), self.ledger is None
 
-    def _listed(self, chosen: RequestFilter) -> tuple[list[RecordedRequest], float | None]:
-        """Return the requests of a page and the next one. The second value is that of `_search`."""
-        assert self.ledger is not None
-        where, values = chosen.condition()
-        rows = self.ledger.read(
-            f"SELECT {FIELDS} FROM entries WHERE {where} ORDER BY time DESC LIMIT ?",
-            *values,
-            PAGE_SIZE + 1,
-        )
-        traces = {} if self.traces is None else self.traces.find([str(row[1]) for row in rows])
-        return [_from_row(row, traces.get(str(row[1]))) for row in rows], None
+    def _listed(self, ledger: Ledger, chosen: EntryFilter) -> list[RecordedRequest]:
+        """Return the requests of a page and the next one."""
+        entries = list_requests(ledger, chosen, PAGE_SIZE + 1)
+        ids = [entry.request_id for entry in entries]
+        traces = {} if self.traces is None else self.traces.find(ids)
+        return [RecordedRequest(entry, traces.get(entry.request_id)) for entry in entries]
 
     def _search(self, chosen: RequestFilter) -> tuple[list[RecordedRequest], float | None]:
         """Return the requests with this text, and the time before which older ones may have it if
@@ -284,18 +246,19 @@ class RequestPages:
                 hint='set [traces] store = "texts" or "images"',
             )
         found: list[RecordedRequest] = []
-        before = chosen.before
+        entries = chosen.entries
+        before = entries.before
         for _ in range(SEARCH_ROUNDS):
             traces = self.traces.search(
                 chosen.text,
-                namespace=chosen.namespace,
-                tier=chosen.tier or None,
+                namespace=entries.namespace,
+                tier=entries.tier,
                 before=before,
-                since=chosen.since,
+                since=entries.since,
                 limit=PAGE_SIZE + 1,
             )
-            joined = self._joined(traces, chosen.namespace or "")
-            found += [one for one in joined if chosen.state in ("", one.state)]
+            joined = self._joined(traces, entries.namespace or "")
+            found += [one for one in joined if entries.state in (None, one.entry.state)]
             if len(found) > PAGE_SIZE or len(traces) <= PAGE_SIZE:
                 return found, None
             before = traces[-1].time
@@ -303,14 +266,15 @@ class RequestPages:
 
     def _joined(self, traces: Sequence[StoredTrace], namespace: str) -> list[RecordedRequest]:
         """Return the requests of the traces, with the fields of the ledger where it has them."""
-        rows: dict[str, Row] = {}
+        entries: dict[str, Entry] = {}
         if self.ledger is not None and traces:
             # An entry has the time of its trace, and times have an index.
-            marks = ", ".join("?" * len(traces))
-            sql = f"SELECT {FIELDS} FROM entries WHERE time IN ({marks}) AND state != 'shadow'"
-            rows = {str(row[1]): row for row in self.ledger.read(sql, *(t.time for t in traces))}
+            found = requests_at(self.ledger, [trace.time for trace in traces])
+            entries = {entry.request_id: entry for entry in found}
         return [
-            _from_row(rows[one.id], one) if one.id in rows else _from_trace(one, namespace)
+            RecordedRequest(entries[one.id], one)
+            if one.id in entries
+            else _from_trace(one, namespace)
             for one in traces
         ]
 
@@ -335,28 +299,21 @@ def _is_recent(moment: float | None) -> bool:
     return moment is not None and 0 <= time.time() - moment < WRITE_SECONDS
 
 
-def _from_row(row: Row, trace: StoredTrace | None) -> RecordedRequest:
-    return RecordedRequest(*row, trace)  # type: ignore[call-arg]
-
-
 def _from_trace(trace: StoredTrace, namespace: str) -> RecordedRequest:
-    similarity = max((one.score for one in trace.demonstrations), default=None)
-    return RecordedRequest(
+    entry = Entry(
         trace.time,
         trace.id,
-        "",
-        namespace,
-        trace.tier,
-        trace.model,
-        "answered",
-        len(trace.demonstrations),
-        similarity,
-        trace.usage.prompt_tokens,
-        trace.usage.completion_tokens,
-        trace.cost_usd,
-        0.0,
-        trace.seconds,
-        200,
+        account="",
+        namespace=namespace,
+        tier=trace.tier,
+        model=trace.model,
+        state="answered",
+        shots=len(trace.demonstrations),
+        similarity=max((one.score for one in trace.demonstrations), default=None),
+        prompt_tokens=trace.usage.prompt_tokens,
+        completion_tokens=trace.usage.completion_tokens,
+        cost_usd=trace.cost_usd,
+        seconds=trace.seconds,
         reason=trace.reason,
-        trace=trace,
     )
+    return RecordedRequest(entry, trace)

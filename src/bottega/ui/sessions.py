@@ -11,7 +11,7 @@ from typing import Protocol
 from itsdangerous import BadSignature, URLSafeTimedSerializer
 from starlette.requests import Request
 
-from bottega.gateway.accounting.accounts import Account
+from bottega.gateway.accounting.rows import Account
 from bottega.gateway.namespaces import may_use
 from bottega.gateway.ports import ANONYMOUS
 from bottega.openai_api.errors import ApiError

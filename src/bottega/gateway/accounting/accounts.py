@@ -9,22 +9,20 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from bottega._util.outage import OutageLog
-from bottega._util.postgres import is_postgres_url
+from bottega._util.sql_tables import Row, SqlTables
 from bottega.errors import BottegaError, NotFoundError, SettingError
-from bottega.gateway.accounting.database import connect
-from bottega.gateway.accounting.schema import GATEWAY_DB
-from bottega.gateway.accounting.tables import AccountTable
-from bottega.image import path_text
+from bottega.gateway.accounting.database import open_tables
+from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.schema import ACCOUNTS, GATEWAY_DB
 from bottega.knowledge.records import is_text
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.8
@@ -37,38 +35,23 @@ TIER = re.compile(r"\*|[a-z][a-z0-9_-]{0,31}")
 NO_KEY = "0" * 12, "0" * 64
 
 
-@dataclass(frozen=True)
-class Account:
-    """Account of one key. `requests_per_minute` and `usd_per_month` are None if unlimited. For
-    `max_concurrent`, `tiers` (tiers that the key may choose, "*" for all) and `max_namespaces`
-    (below its own), None means the gateway's default. Times are unix seconds; `revoked` is None
-    until the key is revoked, `expires` if it never expires. A `viewer` sees everything in the
-    console, changes nothing and sends no requests."""
-
-    id: str
-    name: str
-    namespace: str = ""
-    admin: bool = False
-    can_store: bool = True
-    requests_per_minute: int | None = None
-    usd_per_month: float | None = None
-    created: float = 0.0
-    revoked: float | None = None
-    max_concurrent: int | None = None
-    tiers: tuple[str, ...] | None = None
-    max_namespaces: int | None = None
-    expires: float | None = None
-    viewer: bool = False
-
-    def is_valid(self, moment: float) -> bool:
-        return self.revoked is None and (self.expires is None or moment < self.expires)
-
-
-COLUMNS = [one.name for one in fields(Account)]
 REQUIRED = ("name", "namespace", "admin", "can_store", "viewer")
 SECRETS = ["secret", "previous_secret", "previous_until"]
 # Settings that `Accounts.update` changes.
-CHANGEABLE = frozenset(COLUMNS) - {"id", "created", "revoked"}
+CHANGEABLE = frozenset(ACCOUNTS.names) - {"id", "created", "revoked"}
+READ = f"SELECT {', '.join(SECRETS)}, {ACCOUNTS.listed} FROM gateway_accounts ORDER BY created, id"
+# Rows are only added, changed and revoked, so these four numbers identify their state.
+STAMP = (
+    "SELECT count(*), count(revoked), coalesce(sum(revoked), 0.0), sum(changes)"
+    " FROM gateway_accounts"
+)
+# The database counts, since other processes claim namespaces of the same key.
+CLAIM = (
+    "INSERT INTO gateway_namespaces SELECT ?1, ?2"
+    " WHERE (SELECT count(*) FROM gateway_namespaces WHERE account = ?1) < ?3"
+    " ON CONFLICT DO NOTHING"
+)
+CLAIMED = "SELECT 1 FROM gateway_namespaces WHERE account = ?1 AND namespace = ?2"
 
 
 @dataclass(frozen=True)
@@ -81,94 +64,53 @@ class StoredAccount:
     previous_until: float = 0.0
 
 
-class AccountRows(Protocol):
-    """Stored accounts. Methods block, raise `StoreError`, and must not be called concurrently."""
+class AccountRows:
+    """Rows of accounts and their namespaces. Methods block, raise `StoreError`, and must not be
+    called concurrently."""
 
-    def insert(self, columns: Sequence[str], values: Sequence[object]) -> None: ...
+    def __init__(self, tables: SqlTables) -> None:
+        self._tables = tables
+        self._stamp: Row = ()
 
-    def revoke(self, id: str, moment: float) -> None: ...
-
-    def update(self, id: str, columns: Sequence[str], values: Sequence[object]) -> None: ...
-
-    def claim(self, id: str, namespace: str, limit: int) -> bool: ...
-
-    def read_if_changed(self, columns: Sequence[str], read: Callable[..., T]) -> list[T] | None:
-        """Return `read` of each row, oldest account first; None if nothing has changed since the
-        last call."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class AccountFile:
-    """Rows of accounts and their namespaces in gateway.db."""
-
-    def __init__(self, path: Path, *, create: bool) -> None:
-        self.name = path_text(path)
-        self._connection = connect(path, create=create)
-        self._stamp: object = None
-        self._version: tuple[int, int] | None = None
-
-    def insert(self, columns: Sequence[str], values: Sequence[object]) -> None:
-        with GATEWAY_DB.translated(self.name):
-            self._connection.execute(
-                f"INSERT INTO accounts ({', '.join(columns)})"
-                f" VALUES ({', '.join('?' * len(values))})",
-                tuple(values),
-            )
+    def insert(self, account: Account, digest: bytes) -> None:
+        row = {**_row(vars(account)), "secret": digest}
+        marks = ", ".join(f"?{number}" for number in range(1, len(row) + 1))
+        statement = f"INSERT INTO gateway_accounts ({', '.join(row)}) VALUES ({marks})"
+        self._tables.write([(statement, tuple(row.values()))])
 
     def revoke(self, id: str, moment: float) -> None:
-        with GATEWAY_DB.translated(self.name):
-            self._connection.execute(
-                "UPDATE accounts SET revoked = coalesce(revoked, ?) WHERE id = ?", (moment, id)
-            )
+        self._tables.execute(
+            "UPDATE gateway_accounts SET revoked = coalesce(revoked, ?2) WHERE id = ?1", id, moment
+        )
 
-    def update(self, id: str, columns: Sequence[str], values: Sequence[object]) -> None:
-        changes = ", ".join(f"{name} = ?" for name in columns)
-        with GATEWAY_DB.translated(self.name):
-            self._connection.execute(
-                f"UPDATE accounts SET {changes}, changes = changes + 1 WHERE id = ?", (*values, id)
-            )
+    def update(self, id: str, row: Mapping[str, object]) -> None:
+        changes = ", ".join(f"{name} = ?{number}" for number, name in enumerate(row, 2))
+        self._tables.execute(
+            f"UPDATE gateway_accounts SET {changes}, changes = changes + 1 WHERE id = ?1",
+            id,
+            *row.values(),
+        )
 
     def claim(self, id: str, namespace: str, limit: int) -> bool:
-        with GATEWAY_DB.translated(self.name):
-            self._connection.execute(
-                # Count and insert in one statement: other processes claim at the same time.
-                "INSERT OR IGNORE INTO namespaces SELECT ?1, ?2"
-                " WHERE (SELECT count(*) FROM namespaces WHERE account = ?1) < ?3",
-                (id, namespace, limit),
-            )
-            found = self._connection.execute(
-                "SELECT 1 FROM namespaces WHERE account = ? AND namespace = ?", (id, namespace)
-            )
-            return found.fetchone() is not None
+        # Lock the account's row first: concurrent claims must see each other's insertions.
+        lock = f"SELECT 1 FROM gateway_accounts WHERE id = ?1{self._tables.dialect.locking}"
+        claim = (CLAIM, (id, namespace, limit))
+        return bool(self._tables.write([(lock, (id,)), claim, (CLAIMED, (id, namespace))]))
 
-    def read_if_changed(self, columns: Sequence[str], read: Callable[..., T]) -> list[T] | None:
-        """Return `read` of each row, oldest account first; None if nothing has changed since the
-        last call. `data_version` alone does not show this, since the ledger writes to the same
-        file. Rows are only added, changed and revoked, so two counts, the number of changes and the
-        sum of revocation times identify their state."""
-        with GATEWAY_DB.translated(self.name), GATEWAY_DB.reading(self.name):
-            # Read first: a commit after this line changes the version seen by the next call.
-            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
-            changes = self._connection.total_changes
-            if (version, changes) == self._version:
-                return None
-            stamp = self._connection.execute(
-                "SELECT count(*), count(revoked), total(revoked), total(changes) FROM accounts"
-            ).fetchone()
-            rows = None
-            if stamp != self._stamp:
-                found = self._connection.execute(
-                    f"SELECT {', '.join(columns)} FROM accounts ORDER BY created, id"
-                )
-                rows = [read(*row) for row in found]
-            # Only after a complete read: the next call repeats one that failed.
-            self._stamp, self._version = stamp, (version, changes)
-            return rows
+    def read_if_changed(self) -> list[StoredAccount] | None:
+        """Return all accounts, the oldest first; None if nothing has changed since the last
+        call."""
+        (stamp,) = self._tables.execute(STAMP)
+        if stamp == self._stamp:
+            return None
+        rows = self._tables.execute(READ)
+        with GATEWAY_DB.reading(self._tables.name):
+            found = [_stored_account(*row) for row in rows]
+        self._stamp = stamp  # only after a complete read: the next call repeats one that failed
+        return found
 
     def close(self) -> None:
-        self._connection.close()
+        self._tables.close()
 
 
 class Accounts:
@@ -178,11 +120,7 @@ class Accounts:
     process, until `close`. All other methods block and raise `StoreError`."""
 
     def __init__(self, location: str | Path, *, create: bool = True) -> None:
-        self._rows: AccountRows
-        if is_postgres_url(location):
-            self._rows = AccountTable(str(location))
-        else:
-            self._rows = AccountFile(Path(location), create=create)
+        self._rows = AccountRows(open_tables(location, create=create))
         self._lock = threading.Lock()
         self._accounts: Mapping[str, StoredAccount] = {}
         self._outage = OutageLog(log)
@@ -269,9 +207,8 @@ class Accounts:
         )
         _check(account)
         secret = secrets.token_hex(32)
-        values = (*_row(vars(account)).values(), sha256(secret.encode()).digest())
         with self._lock:
-            self._rows.insert([*COLUMNS, "secret"], values)
+            self._rows.insert(account, sha256(secret.encode()).digest())
         self._refresh()
         return account, f"sk-bottega-{account.id}-{secret}"
 
@@ -300,7 +237,7 @@ class Accounts:
             return account
         row = _row({name: getattr(account, name) for name in settings})
         with self._lock:
-            self._rows.update(id, list(row), list(row.values()))
+            self._rows.update(id, row)
         self._refresh()
         return self._stored(id).account
 
@@ -319,7 +256,7 @@ class Accounts:
         secret = secrets.token_hex(32)
         values = (sha256(secret.encode()).digest(), old.digest, time.time() + keep_seconds)
         with self._lock:
-            self._rows.update(id, SECRETS, values)
+            self._rows.update(id, dict(zip(SECRETS, values, strict=True)))
         self._refresh()
         return old.account, f"sk-bottega-{id}-{secret}"
 
@@ -355,7 +292,7 @@ class Accounts:
     def _refresh(self) -> None:
         """Read the accounts if they have changed."""
         with self._lock:
-            found = self._rows.read_if_changed([*SECRETS, *COLUMNS], _stored_account)
+            found = self._rows.read_if_changed()
             if found is not None:
                 # One assignment: `authenticate` reads the mapping without the lock.
                 self._accounts = {stored.account.id: stored for stored in found}
@@ -376,7 +313,7 @@ def _row(settings: Mapping[str, Any]) -> dict[str, object]:
 def _stored_account(
     digest: bytes, previous: bytes | None, previous_until: float | None, *row: Any
 ) -> StoredAccount:
-    values: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
+    values: dict[str, Any] = dict(zip(ACCOUNTS.names, row, strict=True))
     texts = (values[name] for name in ("id", "name", "namespace"))
     if not (isinstance(digest, bytes) and all(map(is_text, texts))):
         raise TypeError(f"account {values['id']!a} is damaged")

@@ -1,27 +1,70 @@
-"""Rows of the ledger, and gateway.db, which stores them."""
+"""Stores of the ledger: gateway.db, and PostgreSQL, which several gateways share (decision 19)."""
 
 from __future__ import annotations
 
-import math
-import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
-from typing import Any, Literal
+from secrets import token_hex
 
+import orjson
+
+from bottega._util.postgres import PostgresPool, is_postgres_url
+from bottega._util.sql_tables import (
+    POSTGRES,
+    DatabaseTables,
+    FileTables,
+    Row,
+    SqlTables,
+    Statement,
+    Table,
+)
 from bottega.errors import StoreError
-from bottega.gateway.accounting.schema import GATEWAY_DB
+from bottega.gateway.accounting.rows import Entry, ShadowSample, text_of
+from bottega.gateway.accounting.schema import (
+    ENTRIES,
+    FEEDBACK,
+    GATEWAY_DB,
+    GATEWAY_TABLES,
+    SHADOWS,
+)
 from bottega.image import path_text
 
-FILE = "gateway.db"
+AccountMonth = tuple[str, str]
+
 BUSY_SECONDS = 3.0
+ANSWER_SECONDS = 5.0
+PRUNE_BATCH = 5_000
+FLUSH_SECONDS = 0.3
+INSERT_BATCH = 256
+SET_NOTE = "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+ADD_LOST = (
+    "INSERT INTO gateway_notes AS old VALUES ('lost', ?1) ON CONFLICT (name) DO UPDATE"
+    " SET value = CAST(CAST(old.value AS BIGINT) + CAST(excluded.value AS BIGINT) AS TEXT)"
+)
+ADD_SPENDING = (
+    "INSERT INTO gateway_spending VALUES (?1, ?2, ?3)"
+    " ON CONFLICT (month, account) DO UPDATE SET usd = usd + excluded.usd"
+)
+# The order is the same for all readers: a transaction is read once all earlier ones have ended,
+# because row numbers are not in commit order.
+SHADOWS_AFTER = (
+    "SELECT transaction, number, similarity, with_score, without_score FROM gateway_shadows"
+    " WHERE namespace = ?1 AND (transaction, number) > (?2, ?3)"
+    " AND transaction < pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+    " AND retrieve = ?4 ORDER BY transaction, number LIMIT ?5"
+)
 
 
-def connect(path: Path, *, create: bool) -> sqlite3.Connection:
-    """Open a connection that any thread may use. Commits survive a crash of the process. A crash
-    of the machine may lose the last commits but does not damage the file. Raises `StoreError`."""
+def open_tables(location: str | Path, *, create: bool = True) -> FileTables | DatabaseTables:
+    """Open the tables of the gateway in gateway.db, or in PostgreSQL if `location` is a URL. A
+    commit to the file survives a crash of the process; a crash of the machine may lose the last
+    commits but does not damage the file. Raises `StoreError`."""
+    if is_postgres_url(location):
+        return DatabaseTables(str(location), GATEWAY_TABLES, answer_seconds=ANSWER_SECONDS)
+    path = Path(location)
     name = path_text(path)
     if not create and not path.exists():
         raise StoreError(
@@ -31,70 +74,7 @@ def connect(path: Path, *, create: bool) -> sqlite3.Connection:
         )
     if not path.parent.is_dir():
         raise StoreError(f"folder {path_text(path.parent)} does not exist", hint="create it first")
-    with GATEWAY_DB.translated(name):
-        return GATEWAY_DB.open(path, busy_seconds=BUSY_SECONDS)
-
-
-# A shadow is an extra call after an answer, made to measure the demonstrations. It has a cost but
-# is not a client's request.
-State = Literal["answered", "replayed", "passed_through", "failed", "shadow"]
-Value = str | int | float | None
-Row = tuple[Any, ...]  # as returned by SQLite
-AccountMonth = tuple[str, str]
-
-MAX_USD = 1e12
-MAX_COUNT = 2**40  # so daily sums stay below 2**63
-MAX_REASON = 300  # characters
-PRUNE_BATCH = 5_000
-FLUSH_SECONDS = 0.3
-INSERT_BATCH = 256
-
-
-@dataclass(slots=True)  # not frozen: a frozen instance takes three times as long to create
-class Entry:
-    """Ledger entry of one request. `cost_usd` is None if the price is unknown; it includes
-    `dismissed_usd`, the cost of tiers whose answers were escalated. `similarity` is that of the
-    nearest example found, shown or not, None without a retrieval or a candidate. `variant` is that
-    of an experiment, such as "more-shots:b". `reason` states why this tier was selected, and why
-    the request failed or passed through. `time` is in unix seconds."""
-
-    time: float
-    request_id: str
-    account: str
-    namespace: str
-    tier: str
-    model: str
-    state: State
-    shots: int = 0
-    similarity: float | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    cost_usd: float | None = None
-    seconds: float = 0.0
-    status: int = 200
-    dismissed_usd: float = 0.0
-    id: str = ""  # set by stores that several gateways share
-    variant: str = ""
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ShadowSample:
-    """Shadow sample: the agreement of an answer with the master's, from 0 to 1, with and without
-    demonstrations. `retrieve` is the retrieval method, "none" if the question had no
-    demonstrations, "" in files of earlier versions. A `sampled` answer was served, and its
-    question was drawn at random; the others were measured for the gate alone."""
-
-    time: float
-    request_id: str
-    namespace: str
-    similarity: float
-    with_score: float
-    without_score: float
-    id: str = ""  # as of an entry
-    retrieve: str = ""
-    sampled: bool = True
+    return FileTables(path, GATEWAY_DB, busy_seconds=BUSY_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -112,112 +92,198 @@ class LedgerBatch:
     def is_empty(self) -> bool:
         return not (self.entries or self.shadows or self.notes or self.spent or self.lost)
 
+    def note_rows(self) -> list[tuple[str, str]]:
+        return sorted((text_of(name), text_of(value)) for name, value in self.notes.items())
 
-class EntryFile:
-    """Tables of the ledger in gateway.db. Not thread-safe."""
 
-    flush_seconds = FLUSH_SECONDS
+class LedgerStore:
+    """Stored ledger. Methods block, raise `StoreError` and, except reports, must not be called
+    concurrently. `flush_seconds` is the time to collect a batch."""
 
-    def __init__(self, path: Path, *, create: bool) -> None:
-        self.name = path_text(path)
-        self._path = path
-        self._connection = connect(path, create=create)
+    flush_seconds: float
+
+    def __init__(self, tables: SqlTables) -> None:
+        self.tables = tables
 
     def new_id(self) -> str:
-        return ""
+        """Return the id of a new row, "" if rows need none."""
+        raise NotImplementedError
 
     def write(self, batch: LedgerBatch) -> None:
         """Write the batch in one transaction."""
-        entries = [entry_row(entry) for entry in batch.entries]
-        shadows = [shadow_row(shadow) for shadow in batch.shadows]
-        spent = [(month, text_of(account), usd) for (month, account), usd in batch.spent.items()]
-        notes = [(text_of(name), text_of(value)) for name, value in batch.notes.items()]
-        with GATEWAY_DB.translated(self.name):
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                self._insert("entries", entries)
-                self._insert("shadows", shadows)
-                self._connection.executemany("REPLACE INTO notes VALUES (?, ?)", notes)
-                self._connection.executemany(
-                    "INSERT INTO spending VALUES (?, ?, ?)"
-                    " ON CONFLICT DO UPDATE SET usd = usd + excluded.usd",
-                    spent,
-                )
-                if batch.lost:
-                    self._connection.execute(
-                        "INSERT INTO notes VALUES ('lost', ?) ON CONFLICT DO UPDATE"
-                        " SET value = value + excluded.value",
-                        (str(batch.lost),),
-                    )
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:  # a full disk has rolled back already
-                    self._connection.execute("ROLLBACK")
-                raise
-
-    def _insert(self, table: str, rows: Sequence[tuple[Value, ...]]) -> None:
-        """Insert many rows per statement: between two statements this thread releases the GIL and
-        waits for the event loop to give it back. The number of rows per statement is a power of
-        two, because sqlite3 caches the last 128 different statements, 0.3 MB each."""
-        start = 0
-        while start < len(rows):
-            most = 1 << (len(rows) - start).bit_length() - 1
-            some = rows[start : start + min(INSERT_BATCH, most)]
-            start += len(some)
-            marks = f"({', '.join('?' * len(some[0]))})"
-            self._connection.execute(
-                f"INSERT INTO {table} VALUES {', '.join([marks] * len(some))}",
-                list(chain.from_iterable(some)),
-            )
-
-    def read(self, sql: str, *values: Value) -> list[Row]:
-        with GATEWAY_DB.translated(self.name):
-            return self._connection.execute(sql, values).fetchall()
-
-    def execute(self, sql: str, *values: Value) -> None:
-        """Run one statement that writes, in its own transaction."""
-        self.read(sql, *values)
-
-    def read_report(self, sql: str, *values: Value) -> list[Row]:
-        """Run a report's query on a separate connection, without delaying the writer."""
-        file = EntryFile(self._path, create=False)
-        try:
-            return file.read(sql, *values)
-        finally:
-            file.close()
+        raise NotImplementedError
 
     def spent_since(
         self, month: str, accounts: Collection[str] | None = None
     ) -> dict[AccountMonth, float]:
-        """Return the spending in US dollars by month and account, from this month on."""
-        rows = self.read("SELECT month, account, usd FROM spending WHERE month >= ?", month)
-        with GATEWAY_DB.reading(self.name):
+        """Return the spending in US dollars by month and account, from this month on, of all
+        accounts or of these."""
+        listed = None if accounts is None else orjson.dumps(list(accounts)).decode()
+        rows = self.tables.execute(
+            "SELECT month, account, usd FROM gateway_spending WHERE month >= ?1 AND"
+            " (CAST(?2 AS TEXT) IS NULL"
+            f" OR account IN ({self.tables.dialect.json_texts.format('?2')}))",
+            month,
+            listed,
+        )
+        with GATEWAY_DB.reading(self.tables.name):
             return {(str(month), str(account)): float(usd) for month, account, usd in rows}
 
     def prune(self, before: float) -> int:
         """Delete up to `PRUNE_BATCH` older rows of each table. Return their number; 0 means that
         none are left. Monthly spending is kept."""
-        with GATEWAY_DB.translated(self.name):
-            return sum(
-                self._connection.execute(
-                    f"DELETE FROM {table} WHERE rowid IN"
-                    f" (SELECT rowid FROM {table} WHERE time < ? LIMIT {PRUNE_BATCH})",
-                    (before,),
-                ).rowcount
-                for table in ("entries", "shadows", "feedback")
+        row_id, end = self.tables.dialect.row_id, self.tables.dialect.skipping
+        return sum(
+            len(
+                self.tables.execute(
+                    f"DELETE FROM {table.name} WHERE {row_id} IN (SELECT {row_id}"
+                    f" FROM {table.name} WHERE time < ?1 ORDER BY time LIMIT {PRUNE_BATCH}{end})"
+                    " RETURNING 1",
+                    before,
+                )
             )
+            for table in (ENTRIES, SHADOWS, FEEDBACK)
+        )
 
     def delete_notes(self, prefix: str, before: float) -> int:
         """Delete notes whose name has this prefix and whose value starts with an earlier time than
         `before`. Return their number."""
-        with GATEWAY_DB.translated(self.name):
-            return self._connection.execute(
-                "DELETE FROM notes WHERE substr(name, 1, ?) = ? AND CAST(value AS REAL) < ?",
-                (len(prefix), prefix, before),
-            ).rowcount
+        time = self.tables.dialect.leading_number.format("value")
+        rows = self.tables.execute(
+            f"DELETE FROM gateway_notes WHERE CASE WHEN substr(name, 1, ?1) = ?2 THEN {time} < ?3"
+            " END RETURNING 1",
+            len(prefix),
+            prefix,
+            before,
+        )
+        return len(rows)
 
     def close(self) -> None:
-        self._connection.close()
+        self.tables.close()
+
+
+class FileLedger(LedgerStore):
+    """Ledger in gateway.db."""
+
+    flush_seconds = FLUSH_SECONDS
+
+    def new_id(self) -> str:
+        return ""
+
+    def write(self, batch: LedgerBatch) -> None:
+        statements = [*_inserts(ENTRIES, batch.entries), *_inserts(SHADOWS, batch.shadows)]
+        note = f"INSERT INTO gateway_notes VALUES (?1, ?2) {SET_NOTE}"
+        statements += [(note, row) for row in batch.note_rows()]
+        statements += [
+            (ADD_SPENDING, (month, text_of(account), usd))
+            for (month, account), usd in batch.spent.items()
+        ]
+        if batch.lost:
+            statements.append((ADD_LOST, (str(batch.lost),)))
+        self.tables.write(statements)
+
+
+def _inserts(table: Table, rows: Sequence[object]) -> Iterator[Statement]:
+    """Yield statements that insert many rows each: between two statements the thread releases the
+    GIL and waits for the event loop to give it back. The number of rows per statement is a power of
+    two, because sqlite3 caches the last 128 different statements, 0.3 MB each."""
+    start, marks = 0, f"({', '.join('?' * len(table.columns))})"
+    while start < len(rows):
+        most = 1 << (len(rows) - start).bit_length() - 1
+        some = rows[start : start + min(INSERT_BATCH, most)]
+        start += len(some)
+        values = list(chain.from_iterable(map(table.row, some)))
+        yield f"INSERT INTO {table.name} VALUES {', '.join([marks] * len(some))}", values
+
+
+class SharedLedger(LedgerStore):
+    """Ledger in PostgreSQL. Each row has an id: a batch whose outcome is unknown, such as after a
+    lost connection, is written again without duplicates."""
+
+    # Replies wait for the commit; entries that arrive meanwhile form the next batch.
+    flush_seconds = 0.0
+
+    def __init__(self, tables: DatabaseTables) -> None:
+        super().__init__(tables)
+        self._database = tables.database
+        self._owner, self._numbers = token_hex(8), count()
+
+    def new_id(self) -> str:
+        return f"{self._owner}-{next(self._numbers)}"
+
+    def write(self, batch: LedgerBatch) -> None:
+        self._database.run(lambda pool: self.write_in(pool, batch))
+
+    async def write_in(
+        self,
+        pool: PostgresPool,
+        batch: LedgerBatch,
+        month: str = "",
+        accounts: Collection[str] = (),
+    ) -> dict[AccountMonth, float]:
+        """Write the batch in one transaction, with a pool of the running event loop. Return the
+        resulting spending of `accounts`, like `spent_since`. Entries are written last, because
+        their triggers lock sums that other gateways need as well."""
+        statements: list[Statement] = []
+        if batch.notes:
+            statements.append((NOTES, _arrays(batch.note_rows())))
+        if batch.lost:
+            statements.append((LOST, (str(batch.lost),)))
+        if batch.shadows:
+            statements.append((INSERT_SHADOWS, _arrays(map(SHADOWS.row, batch.shadows))))
+        entries = _arrays(map(ENTRIES.row, batch.entries)) or [()] * len(ENTRIES.columns)
+        # A single statement is its own transaction and needs no further round trips.
+        opened = pool.transaction if statements else pool.connection
+        async with opened() as connection:
+            for statement, values in statements:
+                await connection.execute(statement, *values)
+            rows = await connection.fetch(WRITE, *entries, month, list(accounts))
+        return {(month, account): usd for month, account, usd in rows}
+
+    def shadows_after(
+        self, namespace: str, cursor: tuple[int, int], limit: int, retrieve: str
+    ) -> list[Row]:
+        """Return up to `limit` samples of a retrieval method after a cursor: transaction, row
+        number, similarity and both scores."""
+        return self.tables.execute(SHADOWS_AFTER, namespace, *cursor, retrieve, limit)
+
+    def claim_cold_start(self, namespace: str, held: int, limit: int) -> bool:
+        """Count one query of the cold start. Return False if none is left."""
+        rows = self.tables.write(
+            [
+                (
+                    "INSERT INTO gateway_cold_starts VALUES (?1, ?2) ON CONFLICT DO NOTHING",
+                    (namespace, held),
+                ),
+                (
+                    "UPDATE gateway_cold_starts SET used = used + 1"
+                    " WHERE namespace = ?1 AND used < ?2 RETURNING used",
+                    (namespace, limit),
+                ),
+            ]
+        )
+        return bool(rows)
+
+
+def _arrays(rows: Iterable[Row]) -> list[tuple[object, ...]]:
+    """Return an array for each column."""
+    return [*zip(*rows, strict=True)]
+
+
+def _unnest(types: Iterable[type]) -> str:
+    arrays = ", ".join(f"${n}::{POSTGRES.types[kind]}[]" for n, kind in enumerate(types, 1))
+    return f"SELECT * FROM unnest({arrays})"
+
+
+PARAMETERS = len(ENTRIES.columns) + 2  # of gateway_write
+# Insertions of many rows in one statement, with one array per column.
+WRITE = f"SELECT * FROM gateway_write({', '.join(f'${n}' for n in range(1, PARAMETERS + 1))})"
+INSERT_SHADOWS = (
+    f"INSERT INTO gateway_shadows ({SHADOWS.listed})"
+    f" {_unnest(column.type for column in SHADOWS.columns)} ON CONFLICT (id) DO NOTHING"
+)
+NOTES = f"INSERT INTO gateway_notes {_unnest((str, str))} {SET_NOTE}"
+LOST = ADD_LOST.replace("?", "$")
 
 
 def month_of(moment: float) -> str:
@@ -232,61 +298,3 @@ def month_bounds(moment: float) -> tuple[float, float]:
     )
     ends = (begins + timedelta(days=32)).replace(day=1)
     return begins.timestamp(), ends.timestamp()
-
-
-def dollars(cost: float | None) -> float | None:
-    """Return the cost, None if it is negative, NaN or too large: one infinite cost would use up
-    every budget."""
-    return cost if cost is not None and 0 <= cost < MAX_USD else None
-
-
-def entry_row(entry: Entry) -> tuple[Value, ...]:
-    """Return the columns of an entry. Values from upstreams are clamped, since one value that
-    SQLite rejects would fail the whole batch."""
-    return (
-        entry.time,
-        text_of(entry.request_id),
-        text_of(entry.account),
-        text_of(entry.namespace),
-        text_of(entry.tier),
-        text_of(entry.model),
-        entry.state,
-        _count(entry.shots),
-        _finite(entry.similarity),
-        _count(entry.prompt_tokens),
-        _count(entry.completion_tokens),
-        _count(entry.cached_tokens),
-        dollars(entry.cost_usd),
-        dollars(entry.dismissed_usd) or 0.0,
-        max(0.0, _finite(entry.seconds) or 0.0),
-        _count(entry.status),
-        text_of(entry.variant),
-        text_of(entry.reason[:MAX_REASON]),
-    )
-
-
-def shadow_row(shadow: ShadowSample) -> tuple[Value, ...]:
-    return (
-        shadow.time,
-        text_of(shadow.request_id),
-        text_of(shadow.namespace),
-        _finite(shadow.similarity) or 0.0,
-        _finite(shadow.with_score) or 0.0,
-        _finite(shadow.without_score) or 0.0,
-        text_of(shadow.retrieve),
-        shadow.sampled,
-    )
-
-
-def text_of(text: str) -> str:
-    if text.isascii() and "\0" not in text:
-        return text
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
-
-
-def _count(number: int) -> int:
-    return min(max(number, 0), MAX_COUNT)
-
-
-def _finite(number: float | None) -> float | None:
-    return float(number) if number is not None and math.isfinite(number) else None

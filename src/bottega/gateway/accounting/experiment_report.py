@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bottega._util.sql_tables import Row, Value
 from bottega.errors import NotFoundError
-from bottega.gateway.accounting.database import Row, Value
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.sequential import (
     ALPHA,
@@ -20,11 +20,11 @@ from bottega.gateway.accounting.sequential import (
 )
 
 VARIANTS = ("a", "b")
-LATEST = "SELECT variant FROM entries WHERE variant != '' ORDER BY time DESC LIMIT 1"
+LATEST = "SELECT variant FROM gateway_entries WHERE variant != '' ORDER BY time DESC LIMIT 1"
 # Rejected requests (4xx) are errors of clients.
 ENTRIES = """
-SELECT variant, state, tier, cost_usd, seconds FROM entries
-WHERE variant IN (?, ?) AND time >= ?
+SELECT variant, state, tier, cost_usd, seconds FROM gateway_entries
+WHERE variant IN (?1, ?2) AND time >= ?3
     AND (state IN ('answered', 'replayed') OR (state = 'failed' AND status NOT BETWEEN 400 AND 499))
 ORDER BY time, request_id
 """
@@ -32,13 +32,15 @@ ORDER BY time, request_id
 # answer was dismissed, or measured because it has demonstrations and the gate has too few samples.
 AGREEMENT = """
 SELECT e.variant, CASE WHEN e.shots > 0 THEN s.with_score ELSE s.without_score END
-FROM shadows AS s JOIN entries AS e ON e.request_id = s.request_id
-WHERE s.sampled AND e.variant IN (?, ?) AND e.time >= ? AND e.state = 'answered' AND e.tier != ?
+FROM gateway_shadows AS s JOIN gateway_entries AS e ON e.request_id = s.request_id
+WHERE s.sampled AND e.variant IN (?1, ?2) AND e.time >= ?3 AND e.state = 'answered'
+    AND e.tier != ?4
 ORDER BY s.time, s.request_id
 """
 RATINGS = """
-SELECT e.variant, f.rating FROM feedback AS f JOIN entries AS e ON e.request_id = f.request_id
-WHERE e.variant IN (?, ?) AND e.time >= ? AND e.state != 'shadow' AND f.rating IS NOT NULL
+SELECT e.variant, f.rating FROM gateway_feedback AS f
+    JOIN gateway_entries AS e ON e.request_id = f.request_id
+WHERE e.variant IN (?1, ?2) AND e.time >= ?3 AND e.state != 'shadow' AND f.rating IS NOT NULL
 ORDER BY f.time, f.request_id
 """
 Estimator = Callable[[Floats, float], SequentialEstimate | None]

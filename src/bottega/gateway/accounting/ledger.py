@@ -6,77 +6,135 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from bottega._util.batch_writer import LoopWriter, WriterThread
 from bottega._util.outage import OutageLog
-from bottega._util.postgres import PostgresPool, is_postgres_url
+from bottega._util.postgres import PostgresPool
+from bottega._util.sql_tables import DatabaseTables, Dialect, Row, Value
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.database import (
     AccountMonth,
-    Entry,
-    EntryFile,
+    FileLedger,
     LedgerBatch,
-    Row,
-    ShadowSample,
-    State,
-    Value,
-    dollars,
+    LedgerStore,
+    SharedLedger,
     month_bounds,
     month_of,
+    open_tables,
 )
-from bottega.gateway.accounting.pending_rows import PendingRows, WriteCallback
-from bottega.gateway.accounting.tables import EntryTables
-
-__all__ = ["Entry", "Ledger", "ShadowSample", "State"]
+from bottega.gateway.accounting.rows import Entry, ShadowSample, dollars
+from bottega.gateway.accounting.schema import DAY
 
 log = logging.getLogger(__name__)
 
 PRUNE_SECONDS = 3600.0
-DAY = 86_400.0
+MAX_PENDING = 100_000
+WriteCallback = Callable[[BaseException | None], None]
+"""Called with the error of a write, or with None after its commit."""
 GATE, REPEAT, MASTER, LOST = "gate:", "replay:", "master", "lost"
 
 
-class EntryStore(Protocol):
-    """Stored ledger. All methods block, raise `StoreError` and, except `read_report`, must not be
-    called concurrently. `flush_seconds` is the time to collect a batch."""
+class PendingRows:
+    """Rows in memory, written one batch at a time: call `take`, then `written` or `restore`. `lost`
+    counts the rows dropped above `MAX_PENDING`. All methods take microseconds and may be called
+    from any thread."""
 
-    flush_seconds: float
+    def __init__(self, stored: Mapping[AccountMonth, float]) -> None:
+        self.lost = 0
+        self.unsaved_lost = 0  # lost rows that the store does not count yet
+        self._lock = threading.Lock()
+        self._entries: list[Entry] = []
+        self._shadows: list[ShadowSample] = []
+        self._notes: dict[str, str] = {}
+        self._writing_notes: Mapping[str, str] = {}
+        self._waiters: list[WriteCallback] = []
+        # Each cost is in exactly one of these three, so spending never decreases during a write.
+        self._stored = dict(stored)
+        self._waiting: dict[AccountMonth, float] = {}
+        self._writing: Mapping[AccountMonth, float] = {}
 
-    def new_id(self) -> str:
-        """Return the id of a new row, "" if rows need none."""
-        ...
+    def add(self, entry: Entry, month: str, usd: float) -> None:
+        with self._lock:
+            # Under one lock, so a write takes an entry together with its cost.
+            self._entries.append(entry)
+            if usd:
+                key = (month, entry.account)
+                self._waiting[key] = self._waiting.get(key, 0.0) + usd
 
-    def write(self, batch: LedgerBatch) -> None:
-        """Write the batch in one transaction."""
-        ...
+    def add_shadow(self, shadow: ShadowSample) -> None:
+        with self._lock:
+            self._shadows.append(shadow)
 
-    def read(self, sql: str, *values: Value) -> list[Row]: ...
+    def set_note(self, name: str, value: str) -> None:
+        with self._lock:
+            self._notes[name] = value
 
-    def execute(self, sql: str, *values: Value) -> None:
-        """Run one statement that writes, in its own transaction."""
-        ...
+    def note(self, name: str) -> str | None:
+        """Return a note that is not stored yet."""
+        with self._lock:
+            return self._notes.get(name, self._writing_notes.get(name))
 
-    def read_report(self, sql: str, *values: Value) -> list[Row]:
-        """Run a report's query without delaying the writer."""
-        ...
+    def wait(self, waiter: WriteCallback) -> None:
+        """Call `waiter` after the next write."""
+        with self._lock:
+            self._waiters.append(waiter)
 
-    def spent_since(
-        self, month: str, accounts: Collection[str] | None = None
-    ) -> dict[AccountMonth, float]:
-        """Return the spending in US dollars by month and account, from this month on, at least of
-        these accounts."""
-        ...
+    def spent(self, month: str, account: str) -> float:
+        """Return the spending in US dollars, including rows that are not written yet."""
+        with self._lock:
+            parts = (self._stored, self._writing, self._waiting)
+            return sum(part.get((month, account), 0.0) for part in parts)
 
-    def prune(self, before: float) -> int: ...
+    def committed(self, month: str, account: str) -> float:
+        """Return the spending as it was last written or read."""
+        with self._lock:
+            return self._stored.get((month, account), 0.0)
 
-    def delete_notes(self, prefix: str, before: float) -> int: ...
+    def read(self, stored: Mapping[AccountMonth, float]) -> None:
+        """Update the stored spending, which includes that of other processes."""
+        with self._lock:
+            self._stored.update(stored)
 
-    def close(self) -> None: ...
+    def take(self) -> tuple[LedgerBatch, Sequence[WriteCallback]]:
+        with self._lock:
+            waiters, self._waiters = self._waiters, []
+            self._writing, self._writing_notes = self._waiting, self._notes
+            batch = LedgerBatch(
+                self._entries, self._shadows, self._notes, self._waiting, self.unsaved_lost
+            )
+            self._entries, self._shadows = [], []
+            self._notes, self._waiting, self.unsaved_lost = {}, {}, 0
+            return batch, waiters
+
+    def written(self, stored: Mapping[AccountMonth, float]) -> None:
+        """Count the batch as stored. `stored` is newer spending of some accounts."""
+        with self._lock:
+            for key, usd in self._writing.items():
+                self._stored[key] = self._stored.get(key, 0.0) + usd
+            self._stored.update(stored)
+            self._writing, self._writing_notes = {}, {}
+
+    def restore(self, batch: LedgerBatch) -> None:
+        """Return a batch that could not be written to the pending rows."""
+        with self._lock:
+            entries, shadows = [*batch.entries, *self._entries], [*batch.shadows, *self._shadows]
+            lost = max(0, len(entries) - MAX_PENDING) + max(0, len(shadows) - MAX_PENDING)
+            self._entries, self._shadows = entries[-MAX_PENDING:], shadows[-MAX_PENDING:]
+            self._notes = {**batch.notes, **self._notes}  # a newer value wins
+            for key, usd in batch.spent.items():
+                self._waiting[key] = self._waiting.get(key, 0.0) + usd
+            self._writing, self._writing_notes = {}, {}
+            self.unsaved_lost += batch.lost + lost
+            self.lost += lost
+
+    def count_lost(self) -> None:
+        """Count the pending rows as lost."""
+        with self._lock:
+            self.lost += len(self._entries) + len(self._shadows)
 
 
 class Ledger:
@@ -88,9 +146,9 @@ class Ledger:
     continue. Rows wait in memory, and the oldest are `lost` when there are too many, or on `close`.
 
     Spending includes that of other processes as of their last write: in PostgreSQL that of accounts
-    `with_budgets`, and of all accounts after `refresh_spending`. `tables` are those of PostgreSQL,
-    None for a file. With `keep_days`, older rows are deleted; monthly spending is kept. Reading
-    blocks.
+    `with_budgets`, and of all accounts after `refresh_spending`. `shared` is the store in
+    PostgreSQL, None for a file. With `keep_days`, older rows are deleted; monthly spending is kept.
+    Reading blocks.
     """
 
     def __init__(
@@ -105,15 +163,17 @@ class Ledger:
         self._keep_days = keep_days
         self._repeat_seconds = repeat_seconds
         self._clock = clock
-        self.tables = EntryTables(str(location)) if is_postgres_url(location) else None
-        self._file: EntryStore = self.tables or EntryFile(Path(location), create=create)
-        self._name = Path(location).name if self.tables is None else "PostgreSQL"
-        self._file_lock = threading.Lock()
+        tables = open_tables(location, create=create)
+        self.dialect: Dialect = tables.dialect
+        self.shared = SharedLedger(tables) if isinstance(tables, DatabaseTables) else None
+        self._store: LedgerStore = self.shared or FileLedger(tables)
+        self._name = Path(location).name if self.shared is None else "PostgreSQL"
+        self._store_lock = threading.Lock()
         self._set_month(clock())
         try:
-            self._rows = PendingRows(self._file.spent_since(self._month))
+            self._rows = PendingRows(self._store.spent_since(self._month))
         except BaseException:
-            self._file.close()
+            self._store.close()
             raise
         self._outage = OutageLog(log)
         self.with_budgets: set[str] = set()  # accounts whose committed spending decides
@@ -123,7 +183,7 @@ class Ledger:
         self._thread = WriterThread(
             lambda: self._attempt(self._flush_in_thread) and self._attempt(self._prune_hourly),
             name="bottega-ledger",
-            seconds=self._file.flush_seconds,
+            seconds=self._store.flush_seconds,
             daemon=True,
         )
         self._writer: LoopWriter | WriterThread = self._thread
@@ -141,7 +201,7 @@ class Ledger:
         no switch of threads. Only one event loop may do so."""
 
         def stop_thread() -> None:
-            with self._file_lock:  # wait for the batch that is being written
+            with self._store_lock:  # wait for the batch that is being written
                 self._in_loop = writer
 
         writer = LoopWriter(lambda: self._flush_in_loop(pool))
@@ -159,7 +219,7 @@ class Ledger:
 
     def record(self, entry: Entry) -> None:
         """Add an entry. Takes microseconds; callable from any thread."""
-        entry.id = self._file.new_id()
+        entry.id = self._store.new_id()
         self._rows.add(entry, self.month_at(entry.time), dollars(entry.cost_usd) or 0.0)
         self._writer.wake()
 
@@ -190,7 +250,7 @@ class Ledger:
             raise error
 
     def record_shadow(self, shadow: ShadowSample) -> None:
-        self._rows.add_shadow(replace(shadow, id=self._file.new_id()))
+        self._rows.add_shadow(replace(shadow, id=self._store.new_id()))
         self._writer.wake()
 
     def set_gate(self, namespace: str, retrieve: str, state: str) -> None:
@@ -216,8 +276,8 @@ class Ledger:
 
     def delete_old_repeats(self) -> int:
         """Delete records older than `repeat_seconds`. Return their number."""
-        with self._file_lock:
-            return self._file.delete_notes(REPEAT, self._clock() - self._repeat_seconds)
+        with self._store_lock:
+            return self._store.delete_notes(REPEAT, self._clock() - self._repeat_seconds)
 
     def set_master(self, route: str) -> None:
         """Set the tier whose cost savings are computed from."""
@@ -232,7 +292,7 @@ class Ledger:
 
     def refresh_spending(self) -> None:
         """Read the spending of all accounts, as of the last writes of all processes. Blocks."""
-        with self._file_lock:
+        with self._store_lock:
             self._read_spending(None)
 
     def committed_this_month(self, account: str, /) -> float:
@@ -246,23 +306,23 @@ class Ledger:
 
     def read(self, sql: str, *values: Value) -> list[Row]:
         """Run a report's query without delaying the writer."""
-        return self._file.read_report(sql, *values)
+        return self._store.tables.report(sql, *values)
 
     def execute(self, sql: str, *values: Value) -> None:
         """Run one statement that writes, in its own transaction. Blocks. Raises `StoreError`."""
-        with self._file_lock:
-            self._file.execute(sql, *values)
+        with self._store_lock:
+            self._store.tables.execute(sql, *values)
 
     def flush(self) -> None:
         """Write the pending rows. Raises `StoreError`, after which they stay pending. Blocks."""
-        with self._file_lock:
+        with self._store_lock:
             if (in_loop := self._in_loop) is None:
                 self._flush_here()
                 return
         asyncio.run_coroutine_threadsafe(self.flushed(), in_loop.loop).result()
 
     def _flush_in_thread(self) -> None:
-        with self._file_lock:
+        with self._store_lock:
             if self._in_loop is None:
                 self._flush_here()
 
@@ -278,29 +338,29 @@ class Ledger:
 
     def _write(self, batch: LedgerBatch) -> None:
         try:
-            self._file.write(batch)
+            self._store.write(batch)
         except BaseException:
             self._rows.restore(batch)
             raise
         # First move the costs in one step, then read the spending of other processes.
         self._rows.written({})
         accounts = self._budget_accounts(batch)
-        if accounts or self.tables is None:
+        if accounts or self.shared is None:
             self._read_spending(accounts)
 
     def _budget_accounts(self, batch: LedgerBatch) -> set[str]:
         """Return the accounts of a batch whose committed spending must be read. In PostgreSQL, the
         spending of other accounts is read when they are listed."""
         accounts = {account for _, account in batch.spent}
-        return accounts if self.tables is None else accounts & self.with_budgets
+        return accounts if self.shared is None else accounts & self.with_budgets
 
     async def _flush_in_loop(self, pool: PostgresPool) -> bool:
-        assert self.tables is not None
+        assert self.shared is not None
         batch, waiters = self._rows.take()
         try:
             if not batch.is_empty:
                 month, accounts = month_of(self._clock()), self._budget_accounts(batch)
-                self._rows.written(await self.tables.write_in(pool, batch, month, accounts))
+                self._rows.written(await self.shared.write_in(pool, batch, month, accounts))
         except BaseException as error:
             self._rows.restore(batch)
             _end(waiters, error)
@@ -315,14 +375,14 @@ class Ledger:
         return True
 
     def _read_spending(self, accounts: Collection[str] | None) -> None:
-        self._rows.read(self._file.spent_since(month_of(self._clock()), accounts))
+        self._rows.read(self._store.spent_since(month_of(self._clock()), accounts))
 
     def prune(self, keep_days: float) -> int:
         """Delete entries and shadows older than `keep_days`. Return their number."""
         before, total = self._clock() - keep_days * DAY, 0
         while not self._closed.is_set():
-            with self._file_lock:  # released between batches: a long deletion would stop writes
-                deleted = self._file.prune(before)
+            with self._store_lock:  # released between batches: a long deletion would stop writes
+                deleted = self._store.prune(before)
             if not deleted:
                 break
             total += deleted
@@ -332,15 +392,15 @@ class Ledger:
         """Write the pending rows and stop. Rows that cannot be written are lost, and logged."""
         # First, so that a long `prune` ends after its current batch.
         self._closed.set()
-        with self._file_lock:
+        with self._store_lock:
             self._in_loop = None
         self._thread.close()
         # The thread has ended: rows added since then are written here.
         if not self._attempt(self.flush):
             self._rows.count_lost()
             log.error("lost %d rows that could not be written to %s", self.lost, self._name)
-        with self._file_lock:
-            self._file.close()
+        with self._store_lock:
+            self._store.close()
 
     def month_at(self, moment: float) -> str:
         """Return `month_of(moment)` from a cache, in a tenth of the time."""
@@ -359,8 +419,10 @@ class Ledger:
     def _note(self, name: str) -> str | None:
         if (waiting := self._rows.note(name)) is not None:
             return waiting
-        with self._file_lock:
-            rows = self._file.read("SELECT value FROM notes WHERE name = ?", name)
+        with self._store_lock:
+            rows = self._store.tables.execute(
+                "SELECT value FROM gateway_notes WHERE name = ?1", name
+            )
             return str(rows[0][0]) if rows else None
 
     def _attempt(self, work: Callable[[], None]) -> bool:

@@ -11,9 +11,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from bottega.gateway.accounting.database import Row, Value
+from bottega._util.sql_tables import Row, Value
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.schema import DAY, SINCE, since_values
+from bottega.gateway.accounting.schema import DAY, since_values, sums_since
 
 Floats = NDArray[np.float64]
 MASTER = "master"
@@ -181,16 +181,20 @@ def _wald(values: Floats, added: Mapping[float, float]) -> Estimate:
 
 # Up to this many master answers in a namespace each cost is read; above, only their sums.
 MAX_EXACT_COSTS = 2_000
-SHADOWS = "SELECT with_score, without_score FROM shadows WHERE {where} AND retrieve != 'none'"
-# Times of the first and the last entry; each subquery uses an index.
-PERIOD = """
-SELECT (SELECT time FROM entries WHERE {where} ORDER BY time LIMIT 1),
-    (SELECT time FROM entries WHERE {where} ORDER BY time DESC LIMIT 1)
+# Parameters 1 to 3 are those of `since_values`; aliases are not part of expressions, and sums have
+# explicit types, so that the queries run in SQLite and in PostgreSQL.
+NAMED = "(CAST(?4 AS TEXT) IS NULL OR namespace = ?4)"
+SHADOWS = """
+SELECT with_score, without_score FROM gateway_shadows
+WHERE time >= ?1 AND (CAST(?2 AS TEXT) IS NULL OR namespace = ?2) AND retrieve != 'none'
 """
-DAYS_OF_NAMESPACE = "SELECT min(day), max(day) FROM {source} AS days WHERE namespace = ?"
-# The queries run in SQLite and in PostgreSQL, so aliases are not part of expressions and sums have
-# explicit types.
-ROUTES = """
+# Times of the first and the last entry; each subquery uses an index.
+FIRST_AND_LAST = """
+SELECT (SELECT time FROM gateway_entries WHERE {where} ORDER BY time LIMIT 1),
+    (SELECT time FROM gateway_entries WHERE {where} ORDER BY time DESC LIMIT 1)
+"""
+DAYS_OF_NAMESPACE = "SELECT min(day), max(day) FROM {sums} AS days WHERE namespace = ?4"
+ROUTES = f"""
 SELECT state, answered_by, shots, CAST(sum(requests) AS BIGINT),
     CAST(sum(prompt_tokens) AS BIGINT), CAST(sum(completion_tokens) AS BIGINT),
     CAST(sum(cached_tokens) AS BIGINT), coalesce(sum(cost_usd), 0.0),
@@ -199,29 +203,29 @@ SELECT state, answered_by, shots, CAST(sum(requests) AS BIGINT),
     sum(similarity) / CAST(nullif(sum(compared), 0) AS DOUBLE PRECISION),
     CAST(sum(compared) AS BIGINT)
 FROM (SELECT *, CASE WHEN state = 'replayed' THEN '' ELSE tier END AS answered_by
-    FROM {source} AS days {where}) AS each
+    FROM {{sums}} AS days WHERE {NAMED}) AS each
 GROUP BY state, answered_by, shots
 ORDER BY state = 'shadow', state = 'rejected', state = 'failed', state = 'passed_through',
-    state = 'answered', answered_by = ?, answered_by, shots
+    state = 'answered', answered_by = ?5, answered_by, shots
 """
 # Requests answered without a master call. Replays count: their answer was paid for before. Requests
 # without a tier, such as embeddings, call no model, so they save nothing.
-OTHER_REQUESTS = """
-SELECT namespace, CAST(sum(requests) AS BIGINT) FROM {source} AS days
-WHERE state NOT IN ('failed', 'rejected', 'shadow') AND (tier != ? OR state = 'replayed')
-    AND (tier != '' OR state = 'replayed') {and_where}
+OTHER_REQUESTS = f"""
+SELECT namespace, CAST(sum(requests) AS BIGINT) FROM {{sums}} AS days
+WHERE state NOT IN ('failed', 'rejected', 'shadow') AND (tier != ?5 OR state = 'replayed')
+    AND (tier != '' OR state = 'replayed') AND {NAMED}
 GROUP BY namespace
 """
 MASTER_COSTS = """
 SELECT namespace, state, CAST(sum(priced) AS BIGINT), coalesce(sum(net_usd), 0.0),
-    coalesce(sum(net_usd_squared), 0.0) FROM {source} AS days
-WHERE tier = ? AND state IN ('answered', 'passed_through', 'shadow', 'failed', 'rejected')
+    coalesce(sum(net_usd_squared), 0.0) FROM {sums} AS days
+WHERE tier = ?4 AND state IN ('answered', 'passed_through', 'shadow', 'failed', 'rejected')
 GROUP BY namespace, state HAVING sum(priced) > 0
 """
 ANSWER_COSTS = """
-SELECT namespace, cost_usd - dismissed_usd FROM json_each(?) AS few CROSS JOIN entries
-WHERE tier = ? AND namespace = few.value AND time >= ? AND state IN ('answered', 'shadow')
-    AND cost_usd IS NOT NULL
+SELECT namespace, cost_usd - dismissed_usd FROM gateway_entries
+WHERE tier = ?2 AND namespace IN ({namespaces}) AND time >= ?3
+    AND state IN ('answered', 'shadow') AND cost_usd IS NOT NULL
 ORDER BY namespace, time, cost_usd - dismissed_usd
 """
 
@@ -271,19 +275,17 @@ class SavingsReader:
     pooled: bool = True
 
     def routes(self) -> tuple[Route, ...]:
-        where = "" if self.namespace is None else "WHERE namespace = ?"
-        return tuple(Route(*row) for row in self._sums(ROUTES, where, *self._named, self.master))
+        return tuple(Route(*row) for row in self._sums(ROUTES, self.namespace, self.master))
 
     def other_requests(self) -> dict[str, int]:
         """Return the number of requests of each namespace that the master did not answer."""
-        where = "" if self.namespace is None else "AND namespace = ?"
-        return dict(self._sums(OTHER_REQUESTS, where, self.master, *self._named))
+        return dict(self._sums(OTHER_REQUESTS, self.namespace, self.master))
 
     def master_spending(self) -> float:
         """Return the cost of the master's own requests, without shadow samples."""
         return sum(
             float(cost)
-            for name, state, _, cost, _ in self._sums(MASTER_COSTS, "", self.master)
+            for name, state, _, cost, _ in self._sums(MASTER_COSTS, self.master)
             if state != "shadow" and self.namespace in (None, name)
         )
 
@@ -292,7 +294,7 @@ class SavingsReader:
         `pooled`."""
         sums = defaultdict[str, tuple[float, float, float]](lambda: (0, 0.0, 0.0))
         # Sorted: the bootstrap draws its samples in this order.
-        for name, state, n, total, squares in sorted(self._sums(MASTER_COSTS, "", self.master)):
+        for name, state, n, total, squares in sorted(self._sums(MASTER_COSTS, self.master)):
             if state in ("answered", "shadow") and (self.pooled or name == self.namespace):
                 before = sums[name]
                 sums[name] = (before[0] + n, before[1] + total, before[2] + squares)
@@ -300,33 +302,28 @@ class SavingsReader:
             [name for name, (n, *_) in sums.items() if n <= MAX_EXACT_COSTS]
         ).decode()
         values = defaultdict[str, list[float]](list)
-        for name, cost in self.ledger.read(ANSWER_COSTS, few, self.master, self.since):
+        statement = ANSWER_COSTS.format(namespaces=self.ledger.dialect.json_texts.format("?1"))
+        for name, cost in self.ledger.read(statement, few, self.master, self.since):
             values[name].append(cost)
         return {name: _costs(*found, values[name]) for name, found in sums.items()}
 
     def period(self) -> tuple[float | None, float | None]:
         """Return the times of the first and the last entry."""
-        where, values = "time >= ?", tuple[Value, ...]((self.since,))
+        where, values = "time >= ?1", tuple[Value, ...]((self.since,))
         if self.namespace is not None:
-            days = DAYS_OF_NAMESPACE.format(source=SINCE)
-            ((first, last),) = self.ledger.read(days, *since_values(self.since), self.namespace)
+            ((first, last),) = self._sums(DAYS_OF_NAMESPACE, self.namespace)
             if first is None:
                 return None, None
-            where = "time >= ? AND time < ? AND namespace = ?"
+            where = "time >= ?1 AND time < ?2 AND namespace = ?3"
             values = (max(first * DAY, self.since), (last + 1.0) * DAY, self.namespace)
-        ((first, last),) = self.ledger.read(PERIOD.format(where=where), *values, *values)
+        ((first, last),) = self.ledger.read(FIRST_AND_LAST.format(where=where), *values)
         return first, last
 
     def shadows(self) -> list[Row]:
-        where = "time >= ?" if self.namespace is None else "time >= ? AND namespace = ?"
-        return self.ledger.read(SHADOWS.format(where=where), self.since, *self._named)
+        return self.ledger.read(SHADOWS, self.since, self.namespace)
 
-    @property
-    def _named(self) -> tuple[str, ...]:
-        return () if self.namespace is None else (self.namespace,)
-
-    def _sums(self, statement: str, where: str, *values: Value) -> list[Row]:
-        whole = statement.format(source=SINCE, where=where, and_where=where)
+    def _sums(self, statement: str, *values: Value) -> list[Row]:
+        whole = statement.format(sums=sums_since(self.ledger.dialect))
         return self.ledger.read(whole, *since_values(self.since), *values)
 
 

@@ -1,201 +1,312 @@
-"""Tables of gateway.db: accounts, ledger entries, their daily sums, spending, notes, feedback and
-stored responses."""
+"""Tables of the gateway: accounts, ledger, feedback, stored responses, shared state.
+
+Both databases have the same tables, except those for the state that several gateways share.
+"""
 
 from __future__ import annotations
 
-import sqlite3
-
+from bottega._util.postgres import PostgresKind
+from bottega._util.sql_tables import POSTGRES, SQLITE, Dialect, Table
 from bottega._util.sqlite import FileKind
+from bottega.gateway.accounting.rows import Account, DailySums, Entry, Feedback, ShadowSample
 
+FILE = "gateway.db"
 DAY = 86_400
-KEYS = ("day", "namespace", "tier", "state", "shots")
-SUMS = (
-    *("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd", "priced"),
-    *("seconds", "similarity", "compared", "net_usd", "net_usd_squared"),
-)
-# A rejected request is the client's error, a failed one is not. `net_usd` excludes the cost of
-# dismissed tiers.
-VALUES = (
-    "CAST({0}time / 86400 AS INTEGER), {0}namespace, {0}tier,"
-    " CASE WHEN {0}state = 'failed' AND {0}status BETWEEN 400 AND 498"
-    " THEN 'rejected' ELSE {0}state END,"
-    " CASE WHEN {0}state = 'answered' THEN {0}shots ELSE 0 END,"
-    " 1, {0}prompt_tokens, {0}completion_tokens, {0}cached_tokens, coalesce({0}cost_usd, 0.0),"
-    " CASE WHEN {0}cost_usd IS NULL THEN 0 ELSE 1 END, {0}seconds, coalesce({0}similarity, 0.0),"
-    " CASE WHEN {0}similarity IS NULL THEN 0 ELSE 1 END,"
-    " coalesce({0}cost_usd - {0}dismissed_usd, 0.0),"
-    " coalesce(({0}cost_usd - {0}dismissed_usd) * ({0}cost_usd - {0}dismissed_usd), 0.0)"
-)
-COLUMNS = ", ".join((*KEYS, *SUMS))
-# Sums since a moment: whole days come from the sums, the partial first day from its entries.
-# Parameters (`since_values`): the first whole day, the moment, and the start of that day.
-SINCE = (
-    f"(SELECT {COLUMNS} FROM rollups WHERE day >= ?"
-    f" UNION ALL SELECT {VALUES.format('')} FROM entries WHERE time >= ? AND time < ?)"
-)
+ENTRIES = Table("gateway_entries", Entry)
+SHADOWS = Table("gateway_shadows", ShadowSample)
+FEEDBACK = Table("gateway_feedback", Feedback)
+ACCOUNTS = Table("gateway_accounts", Account)
+DAILY_SUMS = Table("gateway_rollups", DailySums)
+KEYS, SUMS = DAILY_SUMS.names[:5], DAILY_SUMS.names[5:]
+LISTED_KEYS = ", ".join(KEYS)
 
 
-def since_values(moment: float) -> tuple[float, float, float]:
-    """Return the parameters of `SINCE`."""
+def daily_values(dialect: Dialect, row: str = "") -> str:
+    """Return the SQL expressions of `DailySums` for one entry. `row` is the name of its row in a
+    trigger, followed by a dot."""
+    return (
+        "{day}, {0}namespace, {0}tier,"
+        " CASE WHEN {0}state = 'failed' AND {0}status BETWEEN 400 AND 498"
+        " THEN 'rejected' ELSE {0}state END,"
+        " CASE WHEN {0}state = 'answered' THEN {0}shots ELSE 0 END,"
+        " 1, {0}prompt_tokens, {0}completion_tokens, {0}cached_tokens, coalesce({0}cost_usd, 0.0),"
+        " CASE WHEN {0}cost_usd IS NULL THEN 0 ELSE 1 END, {0}seconds,"
+        " coalesce({0}similarity, 0.0), CASE WHEN {0}similarity IS NULL THEN 0 ELSE 1 END,"
+        " coalesce({0}cost_usd - {0}dismissed_usd, 0.0),"
+        " coalesce(({0}cost_usd - {0}dismissed_usd) * ({0}cost_usd - {0}dismissed_usd), 0.0)"
+    ).format(row, day=dialect.floor.format(f"{row}time / {DAY}"))
+
+
+def sums_since(dialect: Dialect) -> str:
+    """Return a subquery of the sums since a moment: whole days come from the daily sums, the
+    partial first day from its entries. Parameters 1 to 3 are those of `since_values`."""
+    return (
+        f"(SELECT {DAILY_SUMS.listed} FROM gateway_rollups WHERE day >= ?1 UNION ALL"
+        f" SELECT {daily_values(dialect)} FROM gateway_entries WHERE time >= ?2 AND time < ?3)"
+    )
+
+
+def since_values(moment: float) -> tuple[int, float, float]:
+    """Return the parameters of `sums_since`: the first whole day, the moment, and the start of that
+    day."""
     day = int(-(-moment // DAY))
-    return day, moment, day * DAY
+    return day, moment, float(day * DAY)
 
 
-def add_rollups(connection: sqlite3.Connection) -> None:
-    """Create the sums and their triggers, and fill them from the existing entries."""
-    sums = ", ".join(f"{name} NOT NULL" for name in SUMS)
-    keys = ", ".join(KEYS)
-    connection.execute(
-        "CREATE TABLE rollups (day INTEGER NOT NULL, namespace TEXT NOT NULL, tier TEXT NOT NULL,"
-        f" state TEXT NOT NULL, shots INTEGER NOT NULL, {sums}, PRIMARY KEY ({keys})) WITHOUT ROWID"
+def _tables(dialect: Dialect) -> str:
+    """Return the tables and indexes that both databases have."""
+    text, real = dialect.types[str] + dialect.collation, dialect.types[float]
+    blob, integer = dialect.types[bytes], dialect.types[int]
+    secrets = (
+        f"changes {integer} NOT NULL DEFAULT 0, secret {blob} NOT NULL, previous_secret {blob},"
+        f" previous_until {real}"
     )
-    totals = ", ".join(f"sum({name})" for name in SUMS)
-    connection.execute(
-        f"INSERT INTO rollups WITH each ({COLUMNS}) AS (SELECT {VALUES.format('')} FROM entries)"
-        f" SELECT {keys}, {totals} FROM each GROUP BY {keys}"
-    )
+    return f"""
+{ACCOUNTS.create(dialect, key="id", more=secrets)}
+CREATE TABLE gateway_namespaces (
+    account {text} NOT NULL, namespace {text} NOT NULL, PRIMARY KEY (account, namespace)
+){dialect.keyed};
+{ENTRIES.create(dialect)}
+CREATE INDEX gateway_entries_by_time ON gateway_entries (time);
+CREATE INDEX gateway_entries_by_tier ON gateway_entries (tier, namespace, time)
+    WHERE state IN ('answered', 'shadow');
+CREATE INDEX gateway_entries_by_variant ON gateway_entries (variant, time) WHERE variant != '';
+{DAILY_SUMS.create(dialect, key=LISTED_KEYS)}
+CREATE TABLE gateway_spending (
+    month {text} NOT NULL, account {text} NOT NULL, usd {real} NOT NULL,
+    PRIMARY KEY (month, account)
+){dialect.keyed};
+CREATE TABLE gateway_notes (name {text} PRIMARY KEY, value {text} NOT NULL){dialect.keyed};
+{SHADOWS.create(dialect)}
+CREATE INDEX gateway_shadows_by_time ON gateway_shadows (time);
+{FEEDBACK.create(dialect, more="PRIMARY KEY (request_id, account)")}
+CREATE INDEX gateway_feedback_by_time ON gateway_feedback (time);
+CREATE TABLE gateway_responses (
+    id {text} PRIMARY KEY,
+    account {text} NOT NULL,
+    time {real} NOT NULL,
+    size {integer} NOT NULL,
+    previous {text},
+    input {text} NOT NULL,
+    response {text} NOT NULL
+);
+CREATE INDEX gateway_responses_by_account ON gateway_responses (account, time);
+CREATE INDEX gateway_responses_by_time ON gateway_responses (time);
+"""
+
+
+def _file_triggers() -> str:
+    triggers = []
     for event, row, sign in (("INSERT", "NEW.", "+"), ("DELETE", "OLD.", "-")):
         changed = ", ".join(f"{name} = {name} {sign} excluded.{name}" for name in SUMS)
         # Subtraction leaves rounding errors in the sums, so a row is deleted with its last request.
-        last = "DELETE FROM rollups WHERE requests = 0;" if event == "DELETE" else ""
-        connection.execute(
-            f"CREATE TRIGGER entries_{event.lower()}_rollup AFTER {event} ON entries BEGIN"
-            f" INSERT INTO rollups VALUES ({VALUES.format(row)})"
-            f" ON CONFLICT ({keys}) DO UPDATE SET {changed}; {last} END"
+        last = "DELETE FROM gateway_rollups WHERE requests = 0;" if event == "DELETE" else ""
+        triggers.append(
+            f"CREATE TRIGGER gateway_entries_{event.lower()} AFTER {event} ON gateway_entries BEGIN"
+            f" INSERT INTO gateway_rollups VALUES ({daily_values(SQLITE, row)})"
+            f" ON CONFLICT ({LISTED_KEYS}) DO UPDATE SET {changed}; {last} END;"
         )
-    # For namespaces with few answers the bootstrap reads single costs.
-    connection.execute(
-        "CREATE INDEX entries_by_tier ON entries (tier, namespace, time)"
-        " WHERE state IN ('answered', 'shadow')"
+    return "\n".join(triggers)
+
+
+def _change_sums(sign: str) -> str:
+    """Return the statement that adds the rows of `changed` to the daily sums, or subtracts them.
+    Sorted, because two gateways that lock the same sums in different orders would deadlock."""
+    sums = ", ".join(f"sum({name})" for name in SUMS)
+    changed = ", ".join(f"{name} = kept.{name} {sign} excluded.{name}" for name in SUMS)
+    return (
+        f"INSERT INTO gateway_rollups AS kept SELECT {LISTED_KEYS}, {sums}"
+        f" FROM (SELECT {daily_values(POSTGRES)} FROM changed) AS each ({DAILY_SUMS.listed})"
+        f" GROUP BY {LISTED_KEYS} ORDER BY {LISTED_KEYS}"
+        f" ON CONFLICT ({LISTED_KEYS}) DO UPDATE SET {changed};"
     )
 
 
-def use_current_names(connection: sqlite3.Connection) -> None:
-    """Rename columns and values of commit fd291dc, and compute the daily sums again."""
-    for statement in (
-        "DROP TRIGGER IF EXISTS entries_insert_rollup",
-        "DROP TRIGGER IF EXISTS entries_delete_rollup",
-        "DROP INDEX IF EXISTS entries_by_route",
-        "DROP TABLE IF EXISTS rollups",
-        "ALTER TABLE entries RENAME COLUMN route TO tier",
-        "UPDATE entries SET state = 'passed_through' WHERE state = 'passed'",
-        "ALTER TABLE accounts RENAME COLUMN may_store TO can_store",
-        "ALTER TABLE spending DROP COLUMN dearest",
-        "UPDATE notes SET name = 'replay:' || substr(name, 8) WHERE name LIKE 'repeat:%'",
-    ):
-        connection.execute(statement)
-    add_rollups(connection)
+SHARED_LEDGER = f"""
+ALTER TABLE gateway_entries ADD PRIMARY KEY (id);
+ALTER TABLE gateway_shadows ADD PRIMARY KEY (id),
+    ADD COLUMN transaction bigint NOT NULL DEFAULT pg_current_xact_id()::text::bigint,
+    ADD COLUMN number bigint GENERATED ALWAYS AS IDENTITY;
+CREATE INDEX gateway_shadows_in_order ON gateway_shadows (namespace, retrieve, transaction, number);
+CREATE TABLE gateway_cold_starts (namespace text PRIMARY KEY, used bigint NOT NULL);
 
+CREATE FUNCTION gateway_add_entries() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    {_change_sums("+")}
+    INSERT INTO gateway_spending AS kept
+        SELECT to_char(to_timestamp(time) AT TIME ZONE 'UTC', 'YYYY-MM') AS month, account,
+            sum(cost_usd)
+        FROM changed WHERE cost_usd > 0 GROUP BY month, account ORDER BY month, account
+        ON CONFLICT (month, account) DO UPDATE SET usd = kept.usd + excluded.usd;
+    RETURN NULL;
+END $$;
+CREATE FUNCTION gateway_remove_entries() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    {_change_sums("-")}
+    DELETE FROM gateway_rollups WHERE requests = 0;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER gateway_entries_added AFTER INSERT ON gateway_entries
+    REFERENCING NEW TABLE AS changed
+    FOR EACH STATEMENT EXECUTE FUNCTION gateway_add_entries();
+CREATE TRIGGER gateway_entries_removed AFTER DELETE ON gateway_entries
+    REFERENCING OLD TABLE AS changed
+    FOR EACH STATEMENT EXECUTE FUNCTION gateway_remove_entries();
+-- Write entries and return the resulting spending in one round trip. The trigger has added the
+-- costs and locks these rows until the commit.
+CREATE FUNCTION gateway_write(
+    {", ".join(f"{POSTGRES.types[column.type]}[]" for column in ENTRIES.columns)},
+    this_month text, budgets text[]
+) RETURNS TABLE (month text, account text, usd double precision) LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO gateway_entries ({ENTRIES.listed})
+        SELECT * FROM unnest({", ".join(f"${n}" for n in range(1, len(ENTRIES.columns) + 1))})
+        ON CONFLICT (id) DO NOTHING;
+    RETURN QUERY SELECT s.month, s.account, s.usd FROM gateway_spending AS s
+        WHERE s.month >= this_month AND s.account = ANY(budgets);
+END $$;
+"""
+
+LIMITS = """
+CREATE UNLOGGED TABLE gateway_limits (
+    account text PRIMARY KEY,
+    month text,
+    tokens double precision NOT NULL,
+    refilled double precision NOT NULL,
+    ready double precision NOT NULL
+);
+CREATE UNLOGGED TABLE gateway_holds (
+    account text, id text, usd double precision NOT NULL, expires double precision NOT NULL,
+    PRIMARY KEY (account, id)
+);
+-- One call decides on a request. Each statement of a function sees all earlier commits, so data
+-- read after locking the account's row are current. A single statement would read reservations
+-- and spending as of its start, before it waited for the lock.
+CREATE FUNCTION gateway_decide(
+    key text, rpm bigint, budget double precision, tolerated double precision, this_month text,
+    hold text, paid double precision, wanted double precision, lease double precision,
+    grace double precision
+) RETURNS TABLE (kind text, seconds double precision) LANGUAGE plpgsql AS $$
+DECLARE
+    is_new boolean;
+    is_first boolean;
+    moment double precision;
+    bucket gateway_limits;
+    spent double precision;
+    others double precision;
+BEGIN
+    INSERT INTO gateway_limits VALUES (key, NULL, coalesce(rpm, 0), 0, 0) ON CONFLICT DO NOTHING;
+    is_new := FOUND;
+    SELECT * INTO bucket FROM gateway_limits AS l WHERE l.account = key FOR UPDATE;
+    moment := extract(epoch FROM clock_timestamp());
+    IF budget IS NOT NULL AND bucket.month IS DISTINCT FROM this_month THEN
+        -- The ledger has a row once a gateway has checked this budget. If only the unlogged row is
+        -- missing, a crash has emptied the table, and running requests must reserve again first.
+        INSERT INTO gateway_spending VALUES (this_month, key, 0) ON CONFLICT DO NOTHING;
+        is_first := FOUND;
+        IF is_new AND NOT is_first THEN
+            bucket.ready := moment + grace;
+        END IF;
+        UPDATE gateway_limits AS l SET month = this_month, ready = bucket.ready
+            WHERE l.account = key;
+    END IF;
+    IF budget IS NOT NULL THEN
+        IF bucket.ready > moment THEN
+            RETURN QUERY SELECT 'grace', bucket.ready - moment;
+            RETURN;
+        END IF;
+        DELETE FROM gateway_holds AS h WHERE h.account = key AND h.expires <= moment;
+        SELECT coalesce((SELECT s.usd FROM gateway_spending AS s
+                WHERE s.month = this_month AND s.account = key), 0) + paid,
+            coalesce((SELECT sum(h.usd) FROM gateway_holds AS h
+                WHERE h.account = key AND h.id <> hold), 0)
+            INTO spent, others;
+        IF spent >= budget THEN
+            RETURN QUERY SELECT 'spent', 0::double precision;
+            RETURN;
+        END IF;
+        IF wanted IS NOT NULL AND others > 0 AND spent + others + wanted > tolerated THEN
+            RETURN QUERY SELECT 'reserved', 0::double precision;
+            RETURN;
+        END IF;
+        IF wanted IS NOT NULL THEN
+            INSERT INTO gateway_holds AS h VALUES (key, hold, paid + wanted, moment + lease)
+                ON CONFLICT (account, id)
+                DO UPDATE SET usd = excluded.usd, expires = excluded.expires;
+        END IF;
+    END IF;
+    IF rpm IS NOT NULL AND wanted IS NULL THEN
+        bucket.tokens := least(rpm, bucket.tokens + (moment - bucket.refilled) * rpm / 60);
+        UPDATE gateway_limits AS l SET refilled = moment,
+            tokens = bucket.tokens - CASE WHEN bucket.tokens < 1 THEN 0 ELSE 1 END
+            WHERE l.account = key;
+        IF bucket.tokens < 1 THEN
+            RETURN QUERY SELECT 'wait', (1 - bucket.tokens) * 60 / rpm;
+            RETURN;
+        END IF;
+    END IF;
+    RETURN QUERY SELECT 'ok', 0::double precision;
+END $$;
+"""
+
+REPEATS = """
+CREATE TABLE gateway_changes (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key text NOT NULL
+);
+CREATE INDEX gateway_changes_by_key ON gateway_changes (key, number);
+CREATE UNLOGGED TABLE gateway_replies (
+    key text PRIMARY KEY,
+    epoch bigint NOT NULL,
+    payload bytea NOT NULL,
+    route text NOT NULL,
+    model text NOT NULL,
+    stored timestamptz NOT NULL,
+    expires timestamptz NOT NULL
+);
+CREATE INDEX gateway_replies_by_end ON gateway_replies (expires);
+CREATE UNLOGGED TABLE gateway_flights (
+    key text PRIMARY KEY, id text NOT NULL, expires timestamptz NOT NULL
+);
+CREATE FUNCTION gateway_epoch() RETURNS bigint LANGUAGE sql AS $$
+    SELECT coalesce(max(number), 0) FROM gateway_changes WHERE key = '*'
+$$;
+CREATE FUNCTION gateway_begin(wanted text, flight text, lease double precision)
+RETURNS TABLE (
+    kind text, epoch bigint, payload bytea, route text, model text, age double precision
+) LANGUAGE plpgsql AS $$
+DECLARE
+    current bigint := gateway_epoch();
+    leads boolean := false;
+BEGIN
+    LOOP
+        RETURN QUERY SELECT 'reply', current, r.payload, r.route, r.model,
+                extract(epoch FROM clock_timestamp() - r.stored)::double precision
+            FROM gateway_replies AS r
+            WHERE r.key = wanted AND r.epoch = current AND r.expires > clock_timestamp();
+        IF FOUND AND leads THEN
+            DELETE FROM gateway_flights AS f WHERE f.key = wanted AND f.id = flight;
+        END IF;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+        EXIT WHEN leads;
+        INSERT INTO gateway_flights AS f
+            VALUES (wanted, flight, clock_timestamp() + make_interval(secs => lease))
+            ON CONFLICT (key) DO UPDATE SET id = excluded.id, expires = excluded.expires
+                WHERE f.expires <= clock_timestamp() OR f.id = excluded.id;
+        IF NOT FOUND THEN
+            RETURN QUERY SELECT 'wait', current, NULL::bytea, NULL, NULL, NULL::double precision;
+            RETURN;
+        END IF;
+        leads := true;  -- read again: the previous flight may have stored its reply meanwhile
+    END LOOP;
+    RETURN QUERY SELECT 'lead', current, NULL::bytea, NULL, NULL, NULL::double precision;
+END $$;
+"""
 
 GATEWAY_DB = FileKind(
     "gateway database",
+    (_tables(SQLITE) + _file_triggers(),),
     application_id=0x42746777,  # "Btgw"
-    migrations=(
-        """
-        CREATE TABLE accounts (
-            id TEXT PRIMARY KEY,
-            name TEXT NOT NULL,
-            namespace TEXT NOT NULL,
-            admin INTEGER NOT NULL,
-            may_store INTEGER NOT NULL,
-            requests_per_minute INTEGER,
-            usd_per_month REAL,
-            created REAL NOT NULL,
-            revoked REAL,
-            secret BLOB NOT NULL
-        ) WITHOUT ROWID;
-        CREATE TABLE entries (
-            time REAL NOT NULL,
-            request_id TEXT NOT NULL,
-            account TEXT NOT NULL,
-            namespace TEXT NOT NULL,
-            route TEXT NOT NULL,
-            model TEXT NOT NULL,
-            state TEXT NOT NULL,
-            shots INTEGER NOT NULL,
-            similarity REAL,
-            prompt_tokens INTEGER NOT NULL,
-            completion_tokens INTEGER NOT NULL,
-            cached_tokens INTEGER NOT NULL,
-            cost_usd REAL,
-            dismissed_usd REAL NOT NULL,
-            seconds REAL NOT NULL,
-            status INTEGER NOT NULL
-        );
-        CREATE INDEX entries_by_time ON entries (time);
-        CREATE TABLE shadows (
-            time REAL NOT NULL,
-            request_id TEXT NOT NULL,
-            namespace TEXT NOT NULL,
-            similarity REAL NOT NULL,
-            with_score REAL NOT NULL,
-            without_score REAL NOT NULL
-        );
-        CREATE INDEX shadows_by_time ON shadows (time);
-        CREATE TABLE spending (
-            month TEXT NOT NULL,
-            account TEXT NOT NULL,
-            usd REAL NOT NULL,
-            dearest REAL NOT NULL,
-            PRIMARY KEY (month, account)
-        ) WITHOUT ROWID;
-        CREATE TABLE notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-        """,
-        """
-        ALTER TABLE accounts ADD COLUMN max_concurrent INTEGER;
-        ALTER TABLE accounts ADD COLUMN tiers TEXT;
-        ALTER TABLE accounts ADD COLUMN max_namespaces INTEGER;
-        CREATE TABLE namespaces (
-            account TEXT NOT NULL,
-            namespace TEXT NOT NULL,
-            PRIMARY KEY (account, namespace)
-        ) WITHOUT ROWID;
-        """,
-        "-- The next step creates the daily sums.",
-        use_current_names,
-        """
-        CREATE INDEX entries_by_request ON entries (request_id);
-        CREATE TABLE feedback (
-            time REAL NOT NULL,
-            request_id TEXT NOT NULL,
-            account TEXT NOT NULL,
-            namespace TEXT NOT NULL,
-            tier TEXT NOT NULL,
-            rating REAL,
-            correction TEXT,
-            comment TEXT,
-            example TEXT,
-            PRIMARY KEY (request_id, account)
-        );
-        CREATE INDEX feedback_by_time ON feedback (time);
-        """,
-        """
-        CREATE TABLE responses (
-            id TEXT PRIMARY KEY,
-            account TEXT NOT NULL,
-            time REAL NOT NULL,
-            size INTEGER NOT NULL,
-            previous TEXT,
-            input TEXT NOT NULL,
-            response TEXT NOT NULL
-        );
-        CREATE INDEX responses_by_account ON responses (account, time);
-        CREATE INDEX responses_by_time ON responses (time);
-        """,
-        """
-        ALTER TABLE accounts ADD COLUMN expires REAL;
-        ALTER TABLE accounts ADD COLUMN viewer INTEGER NOT NULL DEFAULT 0;
-        ALTER TABLE accounts ADD COLUMN changes INTEGER NOT NULL DEFAULT 0;
-        ALTER TABLE accounts ADD COLUMN previous_secret BLOB;
-        ALTER TABLE accounts ADD COLUMN previous_until REAL;
-        """,
-        """
-        ALTER TABLE entries ADD COLUMN variant TEXT NOT NULL DEFAULT '';
-        CREATE INDEX entries_by_variant ON entries (variant, time) WHERE variant != '';
-        """,
-        "DROP INDEX entries_by_request",
-        "ALTER TABLE entries ADD COLUMN reason TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE shadows ADD COLUMN retrieve TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE shadows ADD COLUMN sampled INTEGER NOT NULL DEFAULT 1",
-    ),
 )
+GATEWAY_TABLES = PostgresKind("gateway", (_tables(POSTGRES) + SHARED_LEDGER + LIMITS + REPEATS,))

@@ -14,9 +14,9 @@ from starlette.routing import BaseRoute
 
 from bottega.errors import SettingError, store_errors
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.database import FILE
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.limiter import Access, KeyDefaults, LocalLimiter
+from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.admin import admin_routes
 from bottega.gateway.cached_examples import Forget
 from bottega.gateway.chat import Gateway, ResponseCache

@@ -19,7 +19,8 @@ from bottega.errors import (
     NotFoundError,
     StoreError,
 )
-from bottega.gateway.accounting.ledger import Ledger, ShadowSample
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.rows import ShadowSample
 from bottega.gateway.config.settings import Config, RouteSettings
 from bottega.gateway.decode_budget import (
     BudgetedExampleWriter,
@@ -309,14 +310,14 @@ class NamespaceOpener:
     def _cold_start_claim(self, namespace: str, held: int, left: int) -> Claim:
         """Return the function that counts a query of the cold start, of all variants and, with a
         shared ledger, of all gateways. Examples that the cache holds count, too."""
-        tables, limit = self.ledger.tables, self.config.route.cold_start
+        shared, limit = self.ledger.shared, self.config.route.cold_start
         numbers = iter(range(left))
 
         async def claim() -> bool:
-            if tables is None:
+            if shared is None:
                 return next(numbers, None) is not None
             try:
-                return await asyncio.to_thread(tables.claim_cold_start, namespace, held, limit)
+                return await asyncio.to_thread(shared.claim_cold_start, namespace, held, limit)
             except StoreError as error:
                 log.warning(
                     "a cold-start query cannot be counted and is routed as usual: %s", error

@@ -16,7 +16,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from bottega._util.tracing import Tracer
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.ledger import Entry, Ledger
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.rows import Entry
 from bottega.gateway.asgi import PROBE_PATHS, App, ChatEndpoint, endpoints_by_path, error_at
 from bottega.gateway.batches.routes import batch_routes
 from bottega.gateway.batches.runner import BatchRunner

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import orjson
 
 from bottega._util.outage import OutageLog
+from bottega._util.sql_tables import Row
 from bottega.errors import BottegaError, StoreError
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.routing import BenefitGate
@@ -22,7 +23,6 @@ POLL_SECONDS = 1.0
 BATCH = 200
 GateKey = tuple[str, str]  # namespace and retrieval method
 Cursor = tuple[int, int]
-SampleRow = tuple[int, int, float, float, float]
 START: Cursor = (0, 0)
 
 
@@ -85,12 +85,12 @@ class SharedGates:
                 namespace, retrieve = key
                 self._ledger.set_gate(namespace, retrieve, orjson.dumps(state).decode())
 
-    def _read(self, key: GateKey, cursor: Cursor) -> Sequence[SampleRow]:
-        assert self._ledger.tables is not None
+    def _read(self, key: GateKey, cursor: Cursor) -> Sequence[Row]:
+        assert self._ledger.shared is not None
         namespace, retrieve = key
-        return self._ledger.tables.shadows_after(namespace, cursor, BATCH, retrieve)
+        return self._ledger.shared.shadows_after(namespace, cursor, BATCH, retrieve)
 
-    def _apply(self, tracked: _TrackedGate, rows: Sequence[SampleRow]) -> bool:
+    def _apply(self, tracked: _TrackedGate, rows: Sequence[Row]) -> bool:
         for transaction, number, *sample in rows:
             tracked.gate.add(PairedSample(*sample))
             tracked.cursor = (transaction, number)

@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple, Protocol
 
 from bottega._util.outage import OutageLog
 from bottega.errors import StoreError
-from bottega.gateway.accounting.accounts import Account
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.limiter import (
     ROUNDING,
@@ -22,6 +21,7 @@ from bottega.gateway.accounting.limiter import (
     budget_reserved,
     budget_spent,
 )
+from bottega.gateway.accounting.rows import Account
 
 log = logging.getLogger(__name__)
 

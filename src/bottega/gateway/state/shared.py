@@ -14,7 +14,7 @@ from bottega._util.valkey import display_valkey_url, valkey_client, valkey_error
 from bottega._util.valkey_pipe import ValkeyPipe
 from bottega.errors import StoreError
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.migrations import GATEWAY_TABLES
+from bottega.gateway.accounting.schema import GATEWAY_TABLES
 from bottega.gateway.ports import RequestRecord
 from bottega.gateway.response_cache import ReplyCache
 from bottega.gateway.state.gates import SharedGates

@@ -16,8 +16,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricF
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from bottega.gateway.accounting.database import Entry
-from bottega.gateway.accounting.feedback import Feedback
+from bottega.gateway.accounting.rows import Entry, Feedback
 
 LabelValues = tuple[str, ...]
 

@@ -1,0 +1,228 @@
+"""Tables in SQLite or PostgreSQL, with one declaration and one form of statements.
+
+A statement is valid in both, with parameters such as ?1; `Dialect` has what differs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, get_args, get_origin, get_type_hints
+
+from bottega._util.postgres import PostgresKind, PostgresPool
+from bottega._util.postgres_database import PostgresDatabase
+from bottega._util.sqlite import FileKind
+from bottega.image import path_text
+
+Value = str | int | float | bytes | None
+Row = tuple[Any, ...]
+Statement = tuple[str, Sequence[object]]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """Differences between SQLite and PostgreSQL. `types` are names of column types. Others are
+    parts of statements: the end of a table that is stored by its primary key (`keyed`), the number
+    of a row (`row_id`), the end of a SELECT that locks its rows (`locking`, or `skipping` if it
+    skips locked ones), and, as formats, the integer below a number (`floor`), the number at the
+    begin of a text (`leading_number`), and the texts of a JSON array (`json_texts`)."""
+
+    types: dict[type, str]
+    collation: str
+    keyed: str
+    row_id: str
+    locking: str
+    skipping: str
+    floor: str
+    leading_number: str
+    json_texts: str
+
+
+SQLITE = Dialect(
+    {str: "TEXT", int: "INTEGER", float: "REAL", bool: "INTEGER", bytes: "BLOB"},
+    collation="",
+    keyed=" WITHOUT ROWID",
+    row_id="rowid",
+    locking="",
+    skipping="",
+    floor="CAST({} AS INTEGER)",  # of a positive number
+    leading_number="CAST({} AS REAL)",
+    json_texts="SELECT value FROM json_each({})",
+)
+POSTGRES = Dialect(
+    {str: "text", int: "bigint", float: "double precision", bool: "boolean", bytes: "bytea"},
+    collation=' COLLATE "C"',  # sorted as in SQLite, so reports of both have the same figures
+    keyed="",
+    row_id="ctid",
+    locking=" FOR UPDATE",
+    skipping=" FOR UPDATE SKIP LOCKED",
+    floor="CAST(floor({}) AS bigint)",
+    leading_number="CAST(split_part({}, ' ', 1) AS double precision)",
+    json_texts="SELECT jsonb_array_elements_text(CAST({} AS jsonb))",
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """Column of a table. `clean` makes a value acceptable for both databases."""
+
+    name: str
+    type: type
+    is_nullable: bool
+    clean: Callable[[Any], Any] | None
+
+
+class Table:
+    """Table whose columns are the fields of a dataclass, with the same names and order. A field
+    `Annotated[T, clean]` is stored as `clean(value)`; tuples of texts are stored as text."""
+
+    def __init__(self, name: str, row_type: type) -> None:
+        hints = get_type_hints(row_type, include_extras=True)
+        self.name = name
+        self.columns = [_column(name, hint) for name, hint in hints.items()]
+        self.names = [column.name for column in self.columns]
+        self.listed = ", ".join(self.names)
+        self.marks = ", ".join(f"?{number}" for number in range(1, len(self.names) + 1))
+        self._values = attrgetter(*self.names)
+
+    def row(self, one: object) -> Row:
+        """Return the columns of an instance."""
+        values = zip(self.columns, self._values(one), strict=True)
+        return tuple(
+            [value if column.clean is None else column.clean(value) for column, value in values]
+        )
+
+    def create(self, dialect: Dialect, *, key: str = "", more: str = "") -> str:
+        """Return the statement that creates the table. `key` are the columns of a primary key by
+        which SQLite stores the rows; `more` are further columns and constraints."""
+        parts = [self._definition(column, dialect) for column in self.columns]
+        parts += [more] if more else []
+        parts += [f"PRIMARY KEY ({key})"] if key else []
+        end = dialect.keyed if key else ""
+        return f"CREATE TABLE {self.name} ({', '.join(parts)}){end};"
+
+    @staticmethod
+    def _definition(column: Column, dialect: Dialect) -> str:
+        collation = dialect.collation if column.type is str else ""
+        end = "" if column.is_nullable else " NOT NULL"
+        return f"{column.name} {dialect.types[column.type]}{collation}{end}"
+
+
+def _column(name: str, hint: Any) -> Column:
+    clean = None
+    if get_origin(hint) is Annotated:
+        hint, clean = get_args(hint)
+    alternatives = [one for one in get_args(hint) if one is not type(None)]
+    is_nullable = type(None) in get_args(hint)
+    kind = alternatives[0] if is_nullable else hint
+    if get_origin(kind) in (Literal, tuple):
+        kind = str
+    return Column(name, kind, is_nullable, clean)
+
+
+class SqlTables(Protocol):
+    """Tables of one kind in a database. Methods block and raise `StoreError`."""
+
+    name: str
+    dialect: Dialect
+
+    def execute(self, statement: str, *values: object) -> list[Row]:
+        """Run one statement that may run twice, after a lost connection. Return its rows."""
+        ...
+
+    def report(self, statement: str, *values: object) -> list[Row]:
+        """Return the rows of a long query, without delaying other callers."""
+        ...
+
+    def write(self, statements: Sequence[Statement]) -> list[Row]:
+        """Run statements in one transaction, once. Return the rows of the last one."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class FileTables:
+    """Tables in an SQLite file."""
+
+    dialect = SQLITE
+
+    def __init__(
+        self, path: Path, kind: FileKind, *, create: bool = True, busy_seconds: float = 10.0
+    ) -> None:
+        self.name = path_text(path)
+        self._path, self._kind, self._busy_seconds = path, kind, busy_seconds
+        self._lock = threading.Lock()
+        with kind.translated(self.name):
+            self._connection = kind.open(path, create=create, busy_seconds=busy_seconds)
+
+    def execute(self, statement: str, *values: object) -> list[Row]:
+        with self._lock, self._kind.translated(self.name):
+            return self._connection.execute(statement, values).fetchall()
+
+    def report(self, statement: str, *values: object) -> list[Row]:
+        reader = FileTables(self._path, self._kind, create=False, busy_seconds=self._busy_seconds)
+        try:
+            return reader.execute(statement, *values)
+        finally:
+            reader.close()
+
+    def write(self, statements: Sequence[Statement]) -> list[Row]:
+        rows: list[Row] = []
+        with self._lock, self._kind.translated(self.name):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                for statement, values in statements:
+                    rows = self._connection.execute(statement, values).fetchall()
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:  # a full disk has rolled back already
+                    self._connection.execute("ROLLBACK")
+                raise
+        return rows
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+
+class DatabaseTables:
+    """Tables in PostgreSQL. A call without an answer fails after `answer_seconds`."""
+
+    dialect = POSTGRES
+
+    def __init__(self, url: str, kind: PostgresKind, *, answer_seconds: float) -> None:
+        self.database = PostgresDatabase(url, kind, answer_seconds=answer_seconds)
+        self.name = self.database.name
+
+    def execute(self, statement: str, *values: object) -> list[Row]:
+        return [tuple(row) for row in self.database.read(numbered(statement), *values)]
+
+    def report(self, statement: str, *values: object) -> list[Row]:
+        async def work(pool: PostgresPool) -> list[Row]:
+            async with pool.connection(limited=False) as connection:
+                return [tuple(row) for row in await connection.fetch(numbered(statement), *values)]
+
+        return self.database.run(work)
+
+    def write(self, statements: Sequence[Statement]) -> list[Row]:
+        async def work(pool: PostgresPool) -> list[Row]:
+            rows: list[Any] = []
+            # A single statement is its own transaction and needs no further round trips.
+            opened = pool.connection if len(statements) == 1 else pool.transaction
+            async with opened() as connection:
+                for statement, values in statements:
+                    rows = await connection.fetch(numbered(statement), *values)
+            return [tuple(row) for row in rows]
+
+        return self.database.run(work)
+
+    def close(self) -> None:
+        self.database.close()
+
+
+def numbered(statement: str) -> str:
+    """Return a statement with PostgreSQL's form of parameters."""
+    return statement.replace("?", "$")

@@ -1,0 +1,177 @@
+"""Rows of the gateway's tables. The fields of these dataclasses declare the columns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+MAX_USD = 1e12
+MAX_COUNT = 2**40  # so daily sums stay below 2**63
+MAX_REASON = 300  # characters
+
+
+def text_of(text: str) -> str:
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+
+
+def dollars(cost: float | None) -> float | None:
+    """Return the cost, None if it is negative, NaN or too large: one infinite cost would use up
+    every budget."""
+    return cost if cost is not None and 0 <= cost < MAX_USD else None
+
+
+def _optional_text(text: str | None) -> str | None:
+    return None if text is None else text_of(text)
+
+
+def _reason(text: str) -> str:
+    return text_of(text[:MAX_REASON])
+
+
+def _dollars_or_zero(cost: float) -> float:
+    return dollars(cost) or 0.0
+
+
+def _count(number: int) -> int:
+    return min(max(number, 0), MAX_COUNT)
+
+
+def _finite(number: float | None) -> float | None:
+    return float(number) if number is not None and math.isfinite(number) else None
+
+
+def _finite_or_zero(number: float) -> float:
+    return _finite(number) or 0.0
+
+
+def _seconds(number: float) -> float:
+    return max(0.0, _finite_or_zero(number))
+
+
+# Values from upstreams are changed to acceptable ones, since one value that a database rejects
+# would fail the whole batch.
+Text = Annotated[str, text_of]
+OptionalText = Annotated[str | None, _optional_text]
+Count = Annotated[int, _count]
+Number = Annotated[float, _finite_or_zero]
+# A shadow is an extra call after an answer, made to measure the demonstrations. It has a cost but
+# is not a client's request.
+State = Literal["answered", "replayed", "passed_through", "failed", "shadow"]
+
+
+@dataclass(slots=True)  # not frozen: a frozen instance takes three times as long to create
+class Entry:
+    """Ledger entry of one request. `cost_usd` is None if the price is unknown; it includes
+    `dismissed_usd`, the cost of tiers whose answers were escalated. `similarity` is that of the
+    nearest example found, shown or not, None without a retrieval or a candidate. `variant` is that
+    of an experiment, such as "more-shots:b". `reason` states why this tier was selected, and why
+    the request failed or passed through. `time` is in unix seconds. `id` is set by stores that
+    several gateways share."""
+
+    time: float
+    request_id: Text
+    account: Text
+    namespace: Text
+    tier: Text
+    model: Text
+    state: State
+    shots: Count = 0
+    similarity: Annotated[float | None, _finite] = None
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    cached_tokens: Count = 0
+    cost_usd: Annotated[float | None, dollars] = None
+    seconds: Annotated[float, _seconds] = 0.0
+    status: Count = 200
+    dismissed_usd: Annotated[float, _dollars_or_zero] = 0.0
+    id: str = ""
+    variant: Text = ""
+    reason: Annotated[str, _reason] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowSample:
+    """Shadow sample: the agreement of an answer with the master's, from 0 to 1, with and without
+    demonstrations. `retrieve` is the retrieval method, "none" if the question had no
+    demonstrations. A `sampled` answer was served, and its question was drawn at random; the others
+    were measured for the gate alone. `id` is that of an entry."""
+
+    time: float
+    request_id: Text
+    namespace: Text
+    similarity: Number
+    with_score: Number
+    without_score: Number
+    id: str = ""
+    retrieve: Text = ""
+    sampled: bool = True
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """Feedback of one account on one request. `rating` is from 0 to 1; `example` is the id of the
+    demonstration that the correction became."""
+
+    time: float
+    request_id: Text
+    account: Text
+    namespace: Text
+    tier: Text
+    rating: float | None = None
+    correction: OptionalText = None
+    comment: OptionalText = None
+    example: OptionalText = None
+
+
+@dataclass(frozen=True)
+class Account:
+    """Account of one key. `requests_per_minute` and `usd_per_month` are None if unlimited. For
+    `max_concurrent`, `tiers` (tiers that the key may choose, "*" for all) and `max_namespaces`
+    (below its own), None means the gateway's default. Times are unix seconds; `revoked` is None
+    until the key is revoked, `expires` if it never expires. A `viewer` sees everything in the
+    console, changes nothing and sends no requests."""
+
+    id: str
+    name: str
+    namespace: str = ""
+    admin: bool = False
+    can_store: bool = True
+    requests_per_minute: int | None = None
+    usd_per_month: float | None = None
+    created: float = 0.0
+    revoked: float | None = None
+    max_concurrent: int | None = None
+    tiers: tuple[str, ...] | None = None
+    max_namespaces: int | None = None
+    expires: float | None = None
+    viewer: bool = False
+
+    def is_valid(self, moment: float) -> bool:
+        return self.revoked is None and (self.expires is None or moment < self.expires)
+
+
+@dataclass(frozen=True)
+class DailySums:
+    """Sums over the entries of one day with the same namespace, tier, state and shots. A request
+    that failed by the client's error is `rejected`. `net_usd` excludes the cost of dismissed
+    tiers."""
+
+    day: int
+    namespace: str
+    tier: str
+    state: str
+    shots: int
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    cost_usd: float
+    priced: int
+    seconds: float
+    similarity: float
+    compared: int
+    net_usd: float
+    net_usd_squared: float
