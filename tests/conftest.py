@@ -3,12 +3,10 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sqlite3
 import sys
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from copy import deepcopy
-from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +20,6 @@ from hypothesis import Phase, settings
 
 from bottega._util.executor import Executor, LocalExecutor
 from bottega._util.ray_executor import RayExecutor
-from bottega._util.sqlite import MEMORY, FileKind
 from bottega.bundled import bundled_folder
 from tests import server
 from tests.browser import PROGRAM, chromium
@@ -89,36 +86,7 @@ def one_core() -> Iterator[None]:
         yield
 
 
-UPGRADE = FileKind._upgrade
 BUNDLED_FOLDERS = [bundled_folder(name) for name in ("apprentice", "master")]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def new_files_at_once() -> Iterator[None]:
-    """Create the tables of new files in their current format: tests create thousands of files, and
-    all migrations take 7 ms each time. Older files and subprocesses migrate as usual."""
-
-    def upgrade(kind: FileKind, connection: sqlite3.Connection, path: str) -> None:
-        is_new = kind._found(connection, path) == 0
-        UPGRADE(_in_one_step(kind) if is_new else kind, connection, path)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FileKind, "_upgrade", upgrade)
-        yield
-
-
-@cache
-def _in_one_step(kind: FileKind) -> FileKind:
-    """Return the kind with a first migration that does the work of all."""
-    with closing(sqlite3.connect(MEMORY, isolation_level=None)) as migrated:
-        UPGRADE(kind, migrated, MEMORY)
-        statements = list(migrated.iterdump())[1:-1]  # without BEGIN and COMMIT
-
-    def create(connection: sqlite3.Connection) -> None:
-        for statement in statements:
-            connection.execute(statement)
-
-    return replace(kind, migrations=(create, *[""] * (kind.version - 1)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -32,7 +32,7 @@ EMPTY = """
 SET session_replication_role = replica;
 DO $$ DECLARE one text; BEGIN
     FOR one IN SELECT tablename FROM pg_tables
-        WHERE schemaname = 'public' AND tablename <> 'bottega_migrations'
+        WHERE schemaname = 'public' AND tablename <> 'bottega_schemas'
     LOOP
         EXECUTE 'DELETE FROM ' || quote_ident(one);
     END LOOP;
