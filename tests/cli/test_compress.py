@@ -183,10 +183,6 @@ def test_a_folder_with_another_training_is_rejected(
     assert done.code == 1
     assert "another benchmark" in done.err and "another seed" in done.err
     assert "another batch" not in done.err
-    former = '{"benchmark": "facts:asked=4,episodes=1", "seed": 7}'  # as commit fd291dc wrote it
-    (tmp_path / "made" / "training.json").write_text(former)
-    done = run("compress", "train", write_config())
-    assert "benchmark" not in done.err and "another seed" in done.err
 
 
 @pytest.mark.slow
@@ -288,16 +284,6 @@ def test_training_shows_all_passages_that_the_benchmark_scores(
         ("sede = 1", "", "c.toml: sede is not a setting", "did you mean seed?"),
         ("", "stepz = 3", "training.stepz is not a setting", "did you mean steps?"),
         ("", "[compresser]", "compresser is not a setting", "did you mean compressor?"),
-        ("hard = 0.5", "", "hard is not a setting", "use hard_negatives"),
-        ("", "[course]", "course is not a setting", "use training"),
-        ("", "[shape]", "shape is not a setting", "use compressor"),
-        ("", "taught = true", "training.taught is not a setting", "use distill"),
-        ("", "flat = 0.5", "training.flat is not a setting", "use hide_scores"),
-        ("", "first_rate = 1e-5", "training.first_rate is not", "use initial_rate"),
-        ("", "rate = 1e-3", "training.rate is not a setting", "use learning_rate"),
-        ("", "warm_up = 2", "training.warm_up is not a setting", "use warmup_steps"),
-        ("", "answer = 1.0", "training.answer is not a setting", "use answer_weight"),
-        ("", "cache = 1.0", "training.cache is not a setting", "use cache_weight"),
         ("validate = 2", "", "validate needs validate_every in [training]", "validate_every = 100"),
         ("", "validate_every = 2", "needs validation questions", "validate = 50"),
         ('retrieve = "bm52"', "", "retrieve must be one of", "did you mean bm25?"),

@@ -68,8 +68,8 @@ def test_export_reports_damaged_examples_and_writes_the_rest(run: Run, pets: Pat
 
 def test_deep_verify_compares_vectors_with_the_embedder(run: Run, pets: Path) -> None:
     run("add", "k.db", pets, "--embed", "pixels")
-    another = "(SELECT vector FROM vectors WHERE key = 4)"  # no checksum, as in older versions
-    execute(f"UPDATE vectors SET vector = {another}, checksum = NULL WHERE key = 3")
+    another = "(SELECT vector, checksum FROM vectors WHERE key = 4)"
+    execute(f"UPDATE vectors SET (vector, checksum) = {another} WHERE key = 3")
     assert run("verify", "k.db").code == 0
     wrong = run("verify", "k.db", "--deep")
     report = "WRONG: 1 vectors 'default' are not what the embedder makes"

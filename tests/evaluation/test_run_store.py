@@ -17,7 +17,6 @@ import pytest
 
 from bottega.errors import EndpointTimeoutError, RejectedError, SettingError, StoreError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
-from bottega.evaluation.benchmarks.source import current_spec, read_options
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
@@ -161,50 +160,22 @@ def test_folder_of_another_run_is_rejected(tmp_path: Path) -> None:
         pass
 
 
-def test_run_with_former_option_names_is_resumed(tmp_path: Path) -> None:
-    with open_store(tmp_path, benchmark="rules:symbols=2,shown=8,asked=4"):
-        pass
-    with open_store(tmp_path, benchmark="rules:symbols=2,examples=8,queries=4"):
-        pass
-    with pytest.raises(SettingError, match="with the benchmark"):
-        open_store(tmp_path, benchmark="rules:symbols=2,examples=8,queries=5")
-
-
-def test_a_scienceqa_run_with_given_rationales_is_not_resumed_without_them(tmp_path: Path) -> None:
-    with open_store(tmp_path, benchmark="scienceqa:DIR") as store:
-        stored = store._read("SELECT value FROM settings WHERE name = 'benchmark'")
-        assert stored == [('"scienceqa:DIR,rationales=none"',)]
-        # As earlier versions stored it.
-        store._connection.execute(
-            "UPDATE settings SET value = '\"scienceqa:DIR\"' WHERE name = 'benchmark'"
-        )
-        store._connection.commit()
-    with pytest.raises(SettingError, match="rationales=given, got scienceqa:DIR,rationales=none"):
-        open_store(tmp_path, benchmark="scienceqa:DIR")
-    with open_store(tmp_path, benchmark="scienceqa:DIR,rationales=given"):
-        pass
-
-
 @pytest.mark.parametrize(
-    ("spec", "expected"),
+    ("name", "value", "problem"),
     [
-        ("attributes:kb=10,asked=5", "attributes:examples=10,queries=5"),
-        ("facts:episodes=2,asked=5", "facts:episodes=2,queries=5"),
-        ("digits", "digits"),
-        ("folder:/asked=/kb=1", "folder:/asked=/kb=1"),
-        ("mmmu:/data,asked=validation,images=one", "mmmu:/data,split=validation,images=one"),
-        ("mmmu:/asked=/data,images=one", "mmmu:/asked=/data,images=one"),
-        ("mmmu:/data", "mmmu:/data"),
+        ("stop", ["."], "with --stop ., got unset"),
+        ("search", {"alpha": 0.5}, "with --alpha 0.5, got unset"),
     ],
 )
-def test_former_option_names_are_replaced(spec: str, expected: str) -> None:
-    assert current_spec(spec) == expected
-
-
-def test_former_option_name_is_refused_with_the_current_one() -> None:
-    with pytest.raises(SettingError, match="no option 'asked'") as caught:
-        read_options("facts", "asked=5", {"queries": 20, "episodes": 25})
-    assert caught.value.hint == "use queries"
+def test_recorded_setting_may_not_be_left_out(
+    tmp_path: Path, name: str, value: object, problem: str
+) -> None:
+    with open_store(tmp_path, **{name: value}) as store:
+        store.plan([("m", 1)])
+    with pytest.raises(SettingError, match=problem):
+        open_store(tmp_path)
+    with open_store(tmp_path, **{name: value}):
+        pass
 
 
 async def test_stored_answers_are_rescored_with_current_annotations(tmp_path: Path) -> None:
@@ -300,7 +271,6 @@ from contextlib import closing
 from pathlib import Path
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmark import Benchmark, fingerprint
-from bottega.evaluation.benchmarks.source import current_spec, read_options
 from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.outcomes import Method, Outcome

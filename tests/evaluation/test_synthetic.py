@@ -143,21 +143,6 @@ def test_too_many_images_are_rejected(spec: str, requested: str, bound: str) -> 
     assert bound in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("spec", "new"),
-    [
-        ("facts:asked=2", "queries"),
-        ("attributes:kb=9", "examples"),
-        ("rules:shown=9", "examples"),
-        ("mmmu:folder,asked=validation", "split"),
-    ],
-)
-def test_old_option_name_suggests_the_new_one(spec: str, new: str) -> None:
-    with pytest.raises(SettingError) as raised:
-        load_benchmark(spec, seed=0)
-    assert raised.value.hint == f"use {new}"
-
-
 def test_noise_on_passages_raises() -> None:
     with pytest.raises(SettingError, match="got passages only"):
         load_benchmark("facts:episodes=1,queries=2", seed=0, label_noise=0.2)

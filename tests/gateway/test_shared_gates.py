@@ -127,7 +127,8 @@ async def test_sample_of_a_slow_transaction_is_not_skipped(
     await transaction.start()
     await slow.execute(
         "INSERT INTO gateway_shadows (time, request_id, namespace, similarity, with_score,"
-        " without_score, id, retrieve) VALUES (0, 'r', 'a', 0.25, 1, 0, 'slow', 'nearest')"
+        " without_score, id, retrieve, sampled)"
+        " VALUES (0, 'r', 'a', 0.25, 1, 0, 'slow', 'nearest', true)"
     )
     await asyncio.to_thread(record, ledgers[0], PairedSample(0.5, 1.0, 0.0))
     await gates[0].update()

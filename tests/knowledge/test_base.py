@@ -126,7 +126,7 @@ def test_examples_persist_after_reopening(tmp_path: Path) -> None:
         assert kb.search(Query("x"), 3) == found
     assert before.path == str(path)
     assert (before.examples, before.images, before.labels) == (3, 3, 3)
-    assert (before.embedder, before.dimension, before.format_version) == ("seeded-8", 8, 8)
+    assert (before.embedder, before.dimension, before.format_version) == ("seeded-8", 8, 1)
     assert before.bytes == path.stat().st_size
 
 

@@ -28,7 +28,7 @@ from bottega.errors import (
     StoreUnavailableError,
 )
 from bottega.image import Image
-from bottega.knowledge import Eq, KnowledgeBase, PixelEmbedder
+from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.knowledge.postgres import database as database_module
 from bottega.knowledge.postgres.schema import KNOWLEDGE_BASE
 from bottega.types import Example, Query
@@ -90,7 +90,7 @@ def test_missing_rights_on_tables(postgres: PostgresServer, database: str, limit
     with opened(database) as kb:
         kb.add([text_example("a")])
     error = failure(limited)
-    assert "permission denied for table bottega_migrations" in str(error)
+    assert "permission denied for table bottega_schemas" in str(error)
     assert "ALL on existing tables" in error.hint
     postgres.execute(database, f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {LIMITED}")
     with opened(limited) as kb:
@@ -167,6 +167,8 @@ def test_two_versions_on_one_database(database: str, monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patch:
             newer = replace(KNOWLEDGE_BASE, migrations=(*KNOWLEDGE_BASE.migrations, NEWER))
             patch.setattr(database_module, "KNOWLEDGE_BASE", newer)
+            replica = f"{database}?default_transaction_read_only=on"
+            assert isinstance(failure(replica), StoreReadOnlyError)  # it cannot be migrated
             with opened(f"{database}?application_name=newer") as kb:  # another pool
                 assert kb.add([text_example("b")]).new == 1
                 assert kb.search(Query("a"), 1, include_self=True)[0].score == pytest.approx(1)
@@ -178,28 +180,10 @@ def test_two_versions_on_one_database(database: str, monkeypatch: pytest.MonkeyP
         assert "pip install --upgrade" in error.hint
 
 
-def test_older_format_is_migrated(postgres: PostgresServer, database: str) -> None:
-    with opened(database) as kb:
-        kb.add([text_example("a", tags={"ward": "3"})])
-    postgres.execute(
-        database,
-        "DROP INDEX kb_examples_by_tags",
-        "DROP FUNCTION kb_try_write",
-        "UPDATE bottega_migrations SET version = 1 WHERE kind = 'knowledge base'",
-    )
-    error = failure(f"{database}?default_transaction_read_only=on")
-    assert isinstance(error, StoreReadOnlyError)  # a replica cannot be migrated
-    with opened(database) as kb:
-        kb.add([text_example("b")])
-        found = kb.search(Query("b"), 2, where=Eq("tags.ward", "3"))
-        assert [c.example.query.text for c in found] == ["a"]
-        assert kb.stats().format_version == KNOWLEDGE_BASE.version and kb.verify().sound
-
-
 def test_newer_format_on_a_replica_is_named(postgres: PostgresServer, database: str) -> None:
     with opened(database):
         pass
-    postgres.execute(database, "UPDATE bottega_migrations SET version = 9")
+    postgres.execute(database, "UPDATE bottega_schemas SET version = 9")
     assert "has format 9" in str(failure(f"{database}?default_transaction_read_only=on"))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bottega.knowledge import KnowledgeBase
-from tests.knowledge.doubles import SeededEmbedder, rows_of, text_example
+from tests.knowledge.doubles import SeededEmbedder, text_example
 
 # Another user's: a superuser may write everywhere.
 READER = """
@@ -96,14 +96,3 @@ def test_file_of_a_killed_writer_has_a_hint(kb: KnowledgeBase, path: Path) -> No
         file.chmod(0o644)
     KnowledgeBase.open(copy, None).close()
     assert read(copy)[0] == ["50", "50"]
-
-
-def test_older_read_only_format_is_an_error(kb: KnowledgeBase, path: Path) -> None:
-    with rows_of(kb).transaction() as connection:
-        connection.execute("ALTER TABLE examples RENAME COLUMN question_digest TO asked")
-        connection.execute("PRAGMA user_version = 5")
-    kb.close()
-    found, errors = read(path)
-    assert found == []
-    assert "must be migrated to format 8, but is read-only and has format 5" in errors
-    assert "open it, or a copy, once" in errors

@@ -13,7 +13,6 @@ import pytest
 from bottega.errors import SettingError
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.database import PINNED_IDS
-from bottega.knowledge.schema import KNOWLEDGE_BASE
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
 from tests.knowledge.doubles import (
@@ -162,4 +161,3 @@ def test_older_answer_is_found_by_an_index(tmp_path: Path) -> None:
         pins = connection.execute(f"EXPLAIN QUERY PLAN {PINNED_IDS}", ("a", "[]")).fetchall()
     assert "examples_by_question" in plan[0][-1]
     assert "examples_by_question" in pins[0][-1]
-    assert KNOWLEDGE_BASE.version == 8

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -120,12 +119,6 @@ async def test_the_sums_include_all_requests_of_a_search(traces: TraceStore) -> 
     assert summary.prompt_tokens == tree.usage.prompt_tokens + plain.prompt_tokens
     assert summary.completion_tokens == tree.usage.completion_tokens + plain.completion_tokens
     assert traces.get("abc123").usage == tree.usage
-
-
-def test_traces_without_trees_are_read() -> None:
-    row = json.loads(json_text(stored_trace(trace())))
-    del row["tree"]
-    assert from_json(json.dumps(row)) == stored_trace(trace())
 
 
 def test_a_nan_value_is_readable() -> None:

@@ -320,13 +320,3 @@ def test_an_interrupted_or_lost_image_is_absent_until_it_is_written_again(tmp_pa
             write()
             assert opened.image(image.sha256) is None
         assert opened.image("../traces.db") is None
-
-
-def test_traces_of_the_first_format_are_found(tmp_path: Path) -> None:
-    path = tmp_path / "traces.db"
-    with closing(TraceStore.open(path)) as opened:
-        opened.write([answered("a", 1.0, "Which bird?", "a parrot")])
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript("DROP TABLE trace_texts; PRAGMA user_version = 1")
-    with closing(TraceStore.open(path)) as opened:
-        assert [one.id for one in opened.search("parrot")] == ["a"]

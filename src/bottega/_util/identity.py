@@ -97,7 +97,7 @@ def question_parts(
     hashes: Sequence[str], text: str, context: str | None, choices: Sequence[str]
 ) -> list[object]:
     """Return the parts that identify a question. The context is in a list and the choices are in an
-    object, so they cannot be confused. Without choices the digest is that of older formats."""
+    object, so they cannot be confused."""
     parts: list[object] = [hashes, text]
     if context is not None:
         parts.append([context])

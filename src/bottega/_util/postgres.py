@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit, urlunsplit
 
 from bottega._util.postgres_errors import translated, unavailable
@@ -31,7 +31,7 @@ BACKOFF_SECONDS = 5.0
 WAIT_SECONDS = 10.0  # for a free connection
 POOL_SIZE = 10
 SCHEMAS = "bottega_schemas"  # version and hash of each kind of tables
-UNHASHED_SCHEMAS = "bottega_migrations"  # of development versions, which stored no hash
+DEVELOPMENT_SCHEMAS = "bottega_migrations"  # of development versions, which stored no hash
 MIGRATION_LOCK = 0x42747467  # "Bttg", an advisory lock of the database
 
 Setup = Callable[["Connection"], Coroutine[Any, Any, None]]
@@ -74,7 +74,10 @@ def _split(url: str) -> SplitResult:
 
 
 class PostgresKind(StoreKind):
-    """Kind of tables in a database. A migration runs in one transaction."""
+    """Kind of tables in a database. All migrations run in one transaction. Version and hash are in
+    the table `bottega_schemas`."""
+
+    container: ClassVar[str] = "database"
 
 
 @dataclass
@@ -320,7 +323,7 @@ async def _migrate(connection: Connection, kind: PostgresKind, name: str, create
 
 async def _checked_version(connection: Connection, kind: PostgresKind, name: str) -> int:
     """Return the version of the tables, 0 without any. Raises `StoreError` as `kind.check`."""
-    for table, digest in ((SCHEMAS, "digest"), (UNHASHED_SCHEMAS, "NULL")):
+    for table, digest in ((SCHEMAS, "digest"), (DEVELOPMENT_SCHEMAS, "NULL")):
         if await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", table):
             found = await connection.fetchrow(
                 f"SELECT version, {digest} FROM {table} WHERE kind = $1", kind.name

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -122,15 +121,14 @@ def read_settings(
     path: SettingPath,
     *,
     missing: str = "",
-    renamed: Mapping[str, str] = MappingProxyType({}),
     **fixed: object,
 ) -> SettingsT:
     """Return the dataclass `kind` from a table. Fields without a value keep their defaults. The
     table cannot contain the `fixed` fields. `missing` is the hint for a field that has neither a
-    value nor a default; for `renamed` see `check_names`. Raises `SettingError`."""
+    value nor a default. Raises `SettingError`."""
     entries = as_table(table, path)
     names = [field.name for field in dataclasses.fields(kind) if field.name not in fixed]
-    check_names(entries, names, path, renamed)
+    check_names(entries, names, path)
     for field in dataclasses.fields(kind):
         required = field.default is field.default_factory is dataclasses.MISSING
         if required and field.name not in {**entries, **fixed}:
@@ -156,20 +154,12 @@ def as_table(value: object, path: SettingPath) -> Table:
     return value
 
 
-def check_names(
-    entries: Iterable[str],
-    allowed: Iterable[str],
-    path: SettingPath,
-    renamed: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Raise `SettingError` for a name that is not allowed, with its new name from `renamed` or the
-    nearest allowed one."""
+def check_names(entries: Iterable[str], allowed: Iterable[str], path: SettingPath) -> None:
+    """Raise `SettingError` for a name that is not allowed, with the nearest allowed one."""
     names = list(allowed)
     for name in entries:
         if name not in names:
-            new = renamed.get(name)
-            hint = f"use {new}" if new in names else _nearest(name, names)
-            raise (path / name).error("is not a setting", hint=hint)
+            raise (path / name).error("is not a setting", hint=_nearest(name, names))
 
 
 @cache

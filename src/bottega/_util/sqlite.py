@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 from urllib.parse import quote
 
 from bottega._util.store_kind import StoreKind
@@ -84,9 +84,11 @@ def _has_writer(path: Path) -> bool:
 @dataclass(frozen=True)
 class FileKind(StoreKind):
     """Kind of a SQLite file, identified by `application_id`. The version is in `user_version`, the
-    hash of its schema in the table `bottega_schema`."""
+    hash of the schema in the table `bottega_schema`."""
 
     application_id: int
+
+    container: ClassVar[str] = "file"
 
     def open(self, path: Path, *, create: bool = True, busy_seconds: float) -> sqlite3.Connection:
         """Open or create a file and migrate it. Raises as `connect` and `migrate`."""
@@ -99,7 +101,8 @@ class FileKind(StoreKind):
         return connection
 
     def migrate(self, connection: sqlite3.Connection, path: str) -> None:
-        """Migrate the file to `version`; reject newer files and files of other programs."""
+        """Create the tables of a new file, or migrate an older one. Raises `StoreError` for a file
+        of another program, and as `check`; such a file is not changed."""
         found = self._found(connection, path)
         if found == self.version:
             return
@@ -145,11 +148,11 @@ class FileKind(StoreKind):
             )
         if not version:
             return 0
-        digest = None
-        if has_digest:
-            version, digest = connection.execute(
-                "SELECT user_version, digest FROM pragma_user_version, bottega_schema"
-            ).fetchone()
+        if not has_digest:
+            self.check(path, version, None)
+        version, digest = connection.execute(
+            "SELECT user_version, digest FROM pragma_user_version, bottega_schema"
+        ).fetchone()
         self.check(path, version, digest)
         return int(version)
 

@@ -111,7 +111,6 @@ def load_plan(
     check_torch()
     from bottega.compression import CompressorConfig
     from bottega.compression.objective import TrainingConfig
-    from bottega.compression.persistence import RENAMED
     from bottega.kv_prefix import Geometry
 
     document, path = read_toml(file, hint=HELP), SettingPath(str(file))
@@ -122,7 +121,7 @@ def load_plan(
     if isinstance(preset, str) and preset in PRESETS:
         document = _merged(PRESETS[preset], document)
     names = [one.name for one in fields(Settings)]
-    check_names(document, [*names, "compressor", "training"], path, RENAMED)
+    check_names(document, [*names, "compressor", "training"], path)
     top = {name: value for name, value in document.items() if name in names}
     plan = Plan(
         read_settings(Settings, top, path, missing=HELP),
@@ -131,7 +130,6 @@ def load_plan(
             document.get("training", {}),
             path / "training",
             missing=HELP,
-            renamed=RENAMED,
         ),
         compressor=read_settings(
             CompressorConfig,

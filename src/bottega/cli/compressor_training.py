@@ -6,7 +6,7 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -22,14 +22,13 @@ from bottega.cli.progress import progress
 from bottega.cli.store_building import PassageSizes, load_model, source_bytes
 from bottega.compression import RaccModel, save
 from bottega.compression.objective import TrainingExample, TrainingObjective
-from bottega.compression.persistence import SETTINGS, fingerprint, same_model, with_current_names
+from bottega.compression.persistence import SETTINGS, fingerprint, same_model
 from bottega.compression.training import CHECKPOINT, TrainingProgress, train
 from bottega.errors import LoadError, SettingError, StoreBusyError
 from bottega.evaluation import benchmark
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
-from bottega.evaluation.benchmarks.source import current_spec
 from bottega.evaluation.examples import is_passage
 from bottega.evaluation.retriever_factory import retriever_factory
 from bottega.evaluation.training_data import (
@@ -49,7 +48,6 @@ from bottega.recipes.racc_training import check_answers, new_compressor, trainin
 
 # `preset` is recorded as the settings that it sets.
 UNRECORDED = ("out", "preset")
-_DEFAULTS = {one.name: one.default for one in fields(Settings) if one.default is not MISSING}
 SETTINGS_FILE, LOSSES, LOCK = "training.json", "losses.jsonl", "lock"
 PROGRESS_LINES = 20
 
@@ -224,21 +222,14 @@ def _check_folder(plan: Plan, objective: TrainingObjective, data: Benchmark) -> 
         replace_file(file, f"{json.dumps(settings, indent=2)}\n".encode())
         return
     try:
-        # Folders of earlier versions lack newer settings. They were trained with the current
-        # defaults, except for relevance.
-        later = {
-            **_DEFAULTS,
-            "relevance": None if named else "words",
-            "tokenizers": objective.tokenizers,
-        }
-        stored = {**later, **with_current_names(json.loads(file.read_text()))}
-    except (ValueError, AttributeError) as error:
+        stored = dict(json.loads(file.read_text()))
+    except (ValueError, TypeError) as error:
         raise LoadError(
             f"{file} is damaged", hint=f"delete {out} and run the command again"
         ) from error
     if changed := [n for n, value in settings.items() if not _equal(n, stored.get(n), value)]:
         own = "use the settings in its training.json"
-        if "relevance" in changed and stored["relevance"]:
+        if "relevance" in changed and stored.get("relevance"):
             own = f'set relevance = "{stored["relevance"]}"'
         raise LoadError(
             f"{out} holds a training with another {' and another '.join(changed)}",
@@ -247,8 +238,6 @@ def _check_folder(plan: Plan, objective: TrainingObjective, data: Benchmark) -> 
 
 
 def _equal(name: str, stored: object, value: object) -> bool:
-    if name == "benchmark":
-        return current_spec(str(stored)) == value
     if name not in ("hyper", "base"):
         return stored == value
     try:  # fingerprints are rounded differently on another machine

@@ -30,7 +30,7 @@ from bottega.evaluation.master_answers import (
 )
 from bottega.evaluation.metrics.intervals import Estimate
 from bottega.evaluation.outcomes import Budget, BudgetedGenerator, ScoredAnswer, reply_cost
-from bottega.evaluation.run_store import RunStore
+from bottega.evaluation.run_store import CORPUS, RunStore
 from bottega.evaluation.stream_plan import APPRENTICE, MASTER, Stream, StreamConfig, item_orders
 from bottega.evaluation.stream_runs import StreamSetup, run_streams
 from bottega.evaluation.stream_summary import CurvePoint, summarize_streams
@@ -49,7 +49,6 @@ from bottega.recording import PriceTable
 from bottega.types import Example, Sampling, Usage
 
 REPLIES = "replies"
-CORPUS = "corpus"  # name of the digest of the master's answers in a run
 APPRENTICE_KEY = "APPRENTICE_API_KEY"
 SHOWN_FAILURES = 10
 COLUMNS = (

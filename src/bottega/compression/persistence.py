@@ -78,37 +78,13 @@ def _statistics(weight: Tensor) -> tuple[float, float]:
 
 WEIGHTS, SETTINGS = "compressor.safetensors", "compressor.json"
 VERSION = 3
-# Names of settings and weights in configuration files, checkpoints and format 2.
-RENAMED = {
-    "shape": "compressor",
-    "course": "training",
-    "hard": "hard_negatives",
-    "first_rate": "initial_rate",
-    "rate": "learning_rate",
-    "warm_up": "warmup_steps",
-    "answer": "answer_weight",
-    "cache": "cache_weight",
-    "taught": "distill",
-    "flat": "hide_scores",
-    "place": "position_bias",
-}
-
-
-def with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings or weights with the current names, also in tables within them."""
-    renamed = {}
-    for name, value in values.items():
-        module, dot, last = name.rpartition(".")
-        new = f"{module}{dot}{RENAMED.get(last, last)}"
-        renamed[new] = with_current_names(value) if isinstance(value, dict) else value
-    return renamed
 
 
 @dataclass(frozen=True)
 class SavedCompressor:
     """Compressor loaded from a folder. `digest` identifies the weights and their use. `hyper` and
-    `base` are fingerprints of the two frozen models, `tokenizers` the digests of their tokenizers,
-    empty in files of earlier versions; `layer` is the layer of `hyper` whose states are read."""
+    `base` are fingerprints of the two frozen models, `tokenizers` the digests of their tokenizers;
+    `layer` is the layer of `hyper` whose states are read."""
 
     racc: RaccModel
     digest: str
@@ -212,16 +188,14 @@ def load(folder: str | Path) -> SavedCompressor:
     path = Path(folder).expanduser()
     try:
         settings = json.loads((path / SETTINGS).read_text())
-        # Version 1 fingerprinted models by the signs of a few weights.
-        if settings["version"] not in (2, VERSION):
+        if settings["version"] != VERSION:
             raise ValueError(f"format version must be {VERSION}, got {settings['version']}")
-        settings = with_current_names(settings)
         layer = _integer(settings["layer"], "layer")
         hyper, base = settings["hyper"], settings["base"]
         if not all(map(math.isfinite, (*_parsed(hyper)[1], *_parsed(base)[1]))):
             raise ValueError("the fingerprints of its models are malformed")
-        weights = with_current_names(load_file(path / WEIGHTS))
-        tokenizers = {name: str(one) for name, one in settings.get("tokenizers", {}).items()}
+        weights = load_file(path / WEIGHTS)
+        tokenizers = {name: str(one) for name, one in settings["tokenizers"].items()}
         geometry = settings["compressor"]["geometry"].items()
         sizes = Geometry(**{name: _integer(value, name) for name, value in geometry})
         config = CompressorConfig(**{**settings["compressor"], "geometry": sizes})
@@ -263,10 +237,9 @@ def _integer(value: object, name: str) -> int:
 
 def digest(racc: RaccModel, layer: int) -> str:
     """Return a digest of the weights and of their use (config and layer)."""
-    # Names are those of format 2: stores of compressed passages hold digests made with them.
-    used = json.dumps({"shape": asdict(racc.config), "layer": layer}, sort_keys=True)
+    used = json.dumps({"compressor": asdict(racc.config), "layer": layer}, sort_keys=True)
     sha256 = hashlib.sha256(used.encode())
     for name, weight in sorted(racc.state_dict().items()):
-        sha256.update(name.replace(".position_bias", ".place").encode())
+        sha256.update(name.encode())
         sha256.update(weight.contiguous().numpy().tobytes())
     return sha256.hexdigest()[:16]

@@ -21,7 +21,6 @@ from bottega.compression.objective import (
     TrainingObjective,
     retrieval_scores,
 )
-from bottega.compression.persistence import with_current_names
 from bottega.errors import LoadError, SettingError
 
 CHECKPOINT = "checkpoint.pt"
@@ -158,16 +157,15 @@ class _Training:
             raise LoadError(
                 f"{self._path} cannot be read: {error}", hint="delete it to train from the start"
             ) from error
-        if with_current_names(json.loads(saved["of"])) != self._settings:
+        if json.loads(saved["of"]) != self._settings:
             raise LoadError(
                 f"{self._path} was written with other settings",
                 hint="use another folder, or the settings of that run",
             )
-        self._racc.load_state_dict(with_current_names(saved["weights"]))
+        self._racc.load_state_dict(saved["weights"])
         # Keyed by position in `parameters()`, not by name.
         self._optimizer.load_state_dict(saved["optimizer"])
-        if saved["best_weights"] is not None:
-            self._best_weights = with_current_names(saved["best_weights"])
+        self._best_weights = saved["best_weights"]
         return TrainingState(**saved["state"])
 
     def restore_best(self) -> None:

@@ -87,7 +87,7 @@ class RunConfig:
             "store": None if self.store is None else str(self.store),
             **compressor_identity(self.compressor, self.store),
             "max_tokens": self.max_tokens,
-            # Absent from older runs.
+            # Recorded only if set: reports list the recorded settings.
             **({"stop": list(self.stop)} if self.stop else {}),
             **({"kb_share": self.kb_share} if self.kb_share < 1 else {}),
             **({"rerank": self.rerank} if self.rerank != "none" else {}),

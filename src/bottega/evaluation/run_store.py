@@ -17,7 +17,6 @@ from bottega._util.durable_files import is_locked, lock_file
 from bottega._util.identity import image_hashes
 from bottega._util.sqlite import FileKind
 from bottega.errors import BottegaError, SettingError, StoreError
-from bottega.evaluation.benchmarks.source import current_spec, explicit_spec
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.outcomes import Method, MethodKey, Outcome, ScoredAnswer
@@ -25,20 +24,13 @@ from bottega.image import path_text
 from bottega.recording import json_text, stored_trace
 from bottega.types import Answer, Candidate, Example, Trace
 
-# Settings that a run stores only if they are set.
-OPTIONAL = (
-    *("stop", "answers_from", "synonyms", "kb_share"),
-    *("rerank", "embed_text", "metric", "groups", "phases"),
-)
 DATA, BENCHMARK, SEARCH = "data", "benchmark", "search"
 ORDERS = "item_orders"  # the setting that only runs of streams have
-PLANNED = "planned"  # a note: the methods of the last command
-SHOWN = "shown"  # a note: the descriptions of `describe_methods`
-# Keys of these descriptions that older runs lack.
-NEWER_KEYS = (
-    *("rollouts", "candidates", "reward", "variant"),
-    *("children", "exploration", "early_stop", "samples"),
-)
+# Notes: values that may change.
+PLANNED = "planned"  # the methods of the last command
+SHOWN = "shown"  # the descriptions of `describe_methods`
+CORPUS = "corpus"  # the digest of the master's answers
+NOTES = (PLANNED, SHOWN, CORPUS)
 # Settings that follow from others, named only if nothing else differs.
 DERIVED = (DATA, ORDERS, "metrics", "model", "cold", "embedder", "embed")
 OPTIONS = {
@@ -296,7 +288,7 @@ class RunStore(AnswerStore):
         """Store the descriptions of the methods (`describe_methods`).
 
         Raises `SettingError` for a method whose stored answers have another prompt. An equal
-        record of the run does not imply an equal prompt: earlier versions had other defaults.
+        record of the run does not imply an equal prompt: defaults may differ between versions.
         """
         stored = self._read("SELECT value FROM settings WHERE name = ?", SHOWN)
         before: dict[str, dict[str, str]] = orjson.loads(stored[0][0]) if stored else {}
@@ -305,8 +297,6 @@ class RunStore(AnswerStore):
             past, now = before.get(name, {}), shown[name]
             # The fingerprint of the data covers the rationales.
             keys = [key for key in (*now, *past) if key != "rationales"]
-            # Older runs lack some keys. The recorded settings of the run include their values.
-            keys = [key for key in keys if key in past or key not in NEWER_KEYS]
             differing = [key for key in keys if past.get(key) != now.get(key)]
             if differing:
                 key = differing[0]
@@ -337,13 +327,8 @@ class RunStore(AnswerStore):
 
     def _begin(self, settings: Mapping[str, object], items: tuple[Example, ...]) -> None:
         wanted = {name: json_text(value) for name, value in settings.items()}
-        if BENCHMARK in settings:
-            wanted[BENCHMARK] = json_text(explicit_spec(str(settings[BENCHMARK])))
         found = dict(self._read("SELECT name, value FROM settings"))
-        if BENCHMARK in found:
-            stored = current_spec(str(orjson.loads(found[BENCHMARK])))
-            found[BENCHMARK] = json_text(explicit_spec(stored, "given"))
-        names = (*wanted, *(name for name in OPTIONAL if name in found and name not in wanted))
+        names = (*wanted, *(name for name in found if name not in (*wanted, *NOTES)))
         differing = [name for name in names if found and found.get(name) != wanted.get(name)]
         if differing:
             raise SettingError(

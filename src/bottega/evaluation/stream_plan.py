@@ -167,15 +167,13 @@ class StreamConfig:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> StreamConfig:
         """Return the settings of a stored run."""
-        names = (one.name for one in fields(cls) if one.name in record)  # absent from older runs
-        return cls(**{name: record[name] for name in names})
+        return cls(**{one.name: record[one.name] for one in fields(cls)})
 
     def record(self) -> dict[str, object]:
         """Return the settings as JSON values: a run resumes if these are equal."""
         lists = ("tiers", "rates", "starts", "retrieve", "controls", "evict")
-        added = {"phases": 1, "stop": (), "metric": "cosine"}  # absent from runs of older versions
         return {
-            **{k: v for k, v in vars(self).items() if k not in added or v != added[k]},
+            **vars(self),
             **{name: list(getattr(self, name)) for name in lists},
             "answers": None if self.answers is None else str(self.answers),
             "synonyms": None if self.synonyms is None else self.synonyms.read_text("utf-8"),

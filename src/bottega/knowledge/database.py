@@ -230,12 +230,9 @@ class Database:
             ]
 
     def example_changes_since(self, seq: int, limit: int) -> list[ExampleChange]:
-        # Changes from before the log had ids are skipped: no reader can know their rows. If a
-        # migration gave a row another id (format 6), the earlier id counts as deleted.
         found = self.read(
-            "SELECT seq, id, NOT EXISTS (SELECT 1 FROM examples"
-            " WHERE key = changes.key AND id = changes.id)"
-            " FROM changes WHERE namespace = ? AND id IS NOT NULL AND seq > ? ORDER BY seq LIMIT ?",
+            "SELECT seq, id, NOT EXISTS (SELECT 1 FROM examples WHERE key = changes.key)"
+            " FROM changes WHERE namespace = ? AND op != 'view' AND seq > ? ORDER BY seq LIMIT ?",
             self.namespace,
             seq,
             limit,

@@ -18,9 +18,8 @@ ALL_COLUMNS = ("key", *COLUMNS, "namespace", "question_digest")
 COPIED = "copied from"
 PART = ".part"
 UNUSED = (
-    "SELECT (SELECT count(*) FROM images WHERE sha256 NOT IN"
-    " (SELECT sha256 FROM example_images JOIN examples USING (key))),"
-    " (SELECT count(*) FROM changes WHERE id IS NULL AND op != 'view')"
+    "SELECT count(*) FROM images WHERE sha256 NOT IN"
+    " (SELECT sha256 FROM example_images JOIN examples USING (key))"
 )
 VIEWS = "SELECT number, name, fingerprint, dimension FROM views"
 
@@ -47,7 +46,7 @@ class FileSource(SqliteRows):
     def logged(self, after: int, limit: int) -> list[LogEntry]:
         found = self.read(
             "SELECT seq, op, key, id, namespace FROM changes"
-            " WHERE id IS NOT NULL AND seq > ? ORDER BY seq LIMIT ?",
+            " WHERE op != 'view' AND seq > ? ORDER BY seq LIMIT ?",
             after,
             limit,
         )
@@ -70,11 +69,10 @@ class FileSource(SqliteRows):
             "SELECT name, fingerprint, count(vectors.key) AS n FROM views"
             " LEFT JOIN vectors ON view = number WHERE NOT complete GROUP BY number"
         )
-        ((images, changes),) = self.read(UNUSED)
+        ((images,),) = self.read(UNUSED)
         return [
             *unfinished_views((row["name"], row["fingerprint"], row["n"]) for row in views),
             *([f"images that no example uses ({images})"] if images else []),
-            *([f"changes from before format 2, which have no id ({changes})"] if changes else []),
         ]
 
 

@@ -44,12 +44,6 @@ class RowMetadata:
     pinned: bool = False
 
 
-def identity_without_choices(example: Example) -> str:
-    """Return the id that format 5 and older gave the example."""
-    query = example.query
-    return identity(replace(example, query=replace(query, choices=())))
-
-
 def has_valid_id(example: Example) -> bool:
     """Return whether the id still matches the content."""
     try:

@@ -305,8 +305,7 @@ class SqliteRows(ViewRows):
     def contradictions(self) -> list[list[str]]:
         found = self.read(
             "SELECT group_concat(id, ' ') FROM examples WHERE namespace = ?"
-            " AND question_digest IS NOT NULL GROUP BY question_digest"
-            " HAVING count(DISTINCT answer) > 1 ORDER BY min(key)",
+            " GROUP BY question_digest HAVING count(DISTINCT answer) > 1 ORDER BY min(key)",
             self.namespace,
         )
         return [str(row[0]).split() for row in found]

@@ -21,7 +21,7 @@ from bottega.errors import ImageError, LoadError, OnError, StoreError
 from bottega.image import Image, path_text
 from bottega.knowledge.loaders.folders import open_within
 from bottega.knowledge.ports import Rows
-from bottega.knowledge.records import RowMetadata, find_damage, identity_without_choices, is_text
+from bottega.knowledge.records import RowMetadata, find_damage, is_text
 from bottega.types import Example, Query
 
 EXAMPLES, IMAGES = "examples.jsonl", "images"
@@ -172,8 +172,6 @@ def read_export(folder: Path, on_error: OnError) -> Iterator[tuple[Example, RowM
 
 
 def _imported(row: dict[str, Any], folder: Path) -> tuple[Example, RowMetadata]:
-    if "standing" in row:  # an export from before format 8
-        row["metadata"] = row.pop("standing")
     question, answer, labels = row["question"], row["answer"], row["labels"]
     if not (isinstance(question, str) and isinstance(answer, str)):
         raise TypeError("question and answer must be texts")
@@ -191,7 +189,7 @@ def _imported(row: dict[str, Any], folder: Path) -> tuple[Example, RowMetadata]:
         tags=dict(row["tags"]),
         source=row["source"],
     )
-    if row["id"] not in (identity(example), identity_without_choices(example)):
+    if row["id"] != identity(example):
         raise ValueError("the id does not match question, choices, answer and images")
     metadata = RowMetadata(**row["metadata"])
     if not is_numeric(metadata):

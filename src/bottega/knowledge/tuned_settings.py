@@ -31,8 +31,8 @@ class TunedSettings:
 def tuned_settings(knowledge: KnowledgeBaseReader) -> TunedSettings | None:
     """Return the stored settings of the namespace, None without any.
 
-    Settings for an embedder that no view uses any more, and fields of newer versions, are ignored.
-    Raises `StoreError` for a damaged note.
+    Settings for an embedder that no view uses any more are ignored. Raises `StoreError` for a
+    damaged note.
     """
     note = knowledge.note(_key(knowledge))
     if note is None:

@@ -121,13 +121,10 @@ def _drop(connection: sqlite3.Connection, name: str, which: str, value: str | in
 
 
 def _valid_vector(blob: bytes | None, checksum: int | None, dimension: int) -> Vectors | None:
-    """Return the vector, or None if it is damaged. Without a checksum (format 6 and older) a vector
-    of zeros counts as damaged, because an embedder rarely makes one."""
-    if blob is None or len(blob) != 4 * dimension:
-        return None
-    if checksum is not None and zlib.crc32(blob) != checksum:
+    """Return the vector, or None if it is missing or damaged."""
+    if blob is None or len(blob) != 4 * dimension or zlib.crc32(blob) != checksum:
         return None
     vector = np.frombuffer(blob, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         length = np.vdot(vector, vector)  # not finite for NaN, infinity or overflow
-    return vector if np.isfinite(length) and (length or checksum is not None) else None
+    return vector if np.isfinite(length) else None

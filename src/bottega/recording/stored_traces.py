@@ -273,7 +273,7 @@ def from_json(text: str) -> StoredTrace:
     row |= {
         "choices": tuple(row["choices"]),
         "images": tuple(row["images"]),
-        "files": tuple(row.get("files", ())),  # older traces have none
+        "files": tuple(row["files"]),
         "demonstrations": tuple(
             StoredDemonstration(**shown | {"images": tuple(shown["images"])})
             for shown in row["demonstrations"]
@@ -286,8 +286,8 @@ def from_json(text: str) -> StoredTrace:
         "answer": read_answer(row["answer"]),
         "usage": Usage(**row["usage"]),
     }
-    if (tree := row.get("tree")) is not None:  # older traces have none
+    if (tree := row["tree"]) is not None:
         row["tree"] = read_tree(tree)
-    if (compression := row.get("compression")) is not None:
+    if (compression := row["compression"]) is not None:
         row["compression"] = Compression(**compression)
     return StoredTrace(**row)

@@ -29,8 +29,6 @@ TRACE_STORE = FileKind(
             body TEXT NOT NULL
         ) WITHOUT ROWID;
         CREATE INDEX traces_by_time ON traces (time);
-        """,
-        """
         CREATE TABLE trace_texts (
             id TEXT PRIMARY KEY,
             time REAL NOT NULL,
@@ -38,13 +36,10 @@ TRACE_STORE = FileKind(
             tier TEXT NOT NULL,
             text TEXT NOT NULL
         ) WITHOUT ROWID;
-        INSERT INTO trace_texts SELECT id, time, '', '', body FROM traces;
         CREATE INDEX trace_texts_by_time ON trace_texts (time);
         """,
     ),
 )
-
-
 TRACE_TABLES = PostgresKind(
     "trace store",
     (
@@ -60,8 +55,6 @@ TRACE_TABLES = PostgresKind(
             body text NOT NULL
         );
         CREATE INDEX traces_by_time ON traces (time, id);
-        """,
-        """
         CREATE TABLE trace_texts (
             id text COLLATE "C" PRIMARY KEY,
             time double precision NOT NULL,
@@ -69,7 +62,6 @@ TRACE_TABLES = PostgresKind(
             tier text NOT NULL,
             text text NOT NULL
         );
-        INSERT INTO trace_texts SELECT id, time, '', '', body FROM traces;
         CREATE INDEX trace_texts_by_time ON trace_texts (time, id);
         CREATE TABLE trace_images (
             sha256 text PRIMARY KEY,

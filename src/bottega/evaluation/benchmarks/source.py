@@ -34,39 +34,6 @@ class Source:
         return self.location if ":" in self.spec else None
 
 
-# Current names of the options that runs and checkpoints of commit fd291dc record.
-RENAMED_SYNTHETIC = {"asked": "queries", "kb": "examples", "shown": "examples"}
-RENAMED = {
-    "attributes": RENAMED_SYNTHETIC,
-    "facts": RENAMED_SYNTHETIC,
-    "rules": RENAMED_SYNTHETIC,
-    "mmmu": {"asked": "split"},
-}
-
-
-def current_spec(spec: str) -> str:
-    """Return a stored benchmark specification with the current names of its options."""
-    kind, colon, rest = spec.partition(":")
-    if (names := RENAMED.get(kind)) is None:
-        return spec
-    # A folder may contain "asked=", so only the options after it are renamed.
-    found = LOCATION.fullmatch(rest) if kind == "mmmu" else None
-    start = len(found[1]) if found else 0
-    option = re.compile(rf"(^|,)(\s*)({'|'.join(names)})(?=\s*=)")
-    options = option.sub(lambda match: f"{match[1]}{match[2]}{names[match[3]]}", rest[start:])
-    return kind + colon + rest[:start] + options
-
-
-def explicit_spec(spec: str, rationales: str = "none") -> str:
-    """Return a specification of ScienceQA with its option `rationales`, others unchanged.
-
-    Runs record it: before the option existed, the examples had the given rationales.
-    """
-    if not spec.startswith("scienceqa:") or re.search(r",\s*rationales\s*=", spec):
-        return spec
-    return f"{spec},rationales={rationales}"
-
-
 # Python refuses to parse thousands of digits; no option needs more than a billion.
 MAX_DIGITS = 9
 DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
@@ -87,10 +54,7 @@ def read_options(
         if name in chosen:
             raise SettingError(f"{name} is set twice", hint=hint)
         if name not in defaults:
-            new = RENAMED.get(kind, {}).get(name)
-            raise SettingError(
-                f"{kind} has no option {name!r}", hint=f"use {new}" if new in defaults else hint
-            )
+            raise SettingError(f"{kind} has no option {name!r}", hint=hint)
         if isinstance(defaults[name], str):
             chosen[name] = value
         elif value.isdigit() and len(value) > MAX_DIGITS:

@@ -8,7 +8,7 @@ from bottega.evaluation.run_store import SHOWN
 
 
 def demonstration_texts(section: Section) -> list[str]:
-    """Return a text for each run that describes its methods, empty for runs of earlier versions."""
+    """Return a text for each run with descriptions of its methods."""
     several = len(section.runs) > 1
     texts = {
         name: description_text(run.settings.get(SHOWN, {})) for name, run in section.runs.items()

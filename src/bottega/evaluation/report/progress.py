@@ -98,7 +98,7 @@ def _planned(settings: Mapping[str, Any]) -> Sequence[Key]:
     if ORDERS in settings:
         config = StreamConfig.from_record(settings)
         return [(stream.name, config.shots) for stream in config.streams()]
-    return [(name, shots) for name, shots in settings.get(PLANNED, ())]  # absent from older runs
+    return [(name, shots) for name, shots in settings.get(PLANNED, ())]
 
 
 def _counts(connection: sqlite3.Connection, table: str) -> dict[Key, int]:

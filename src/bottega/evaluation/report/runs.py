@@ -113,7 +113,7 @@ def opened_run(folder: Path) -> Iterator[tuple[sqlite3.Connection, dict[str, Any
         )
     with (
         RUN_FILE.connected(path, create=False, busy_seconds=BUSY_SECONDS) as connection,
-        _snapshot(connection),
+        _snapshot(connection, name),
         RUN_FILE.reading(name),
     ):
         settings = dict(connection.execute("SELECT name, value FROM settings"))
@@ -132,10 +132,10 @@ def _rank(key: Key) -> tuple[int, str, int]:
 
 
 @contextmanager
-def _snapshot(connection: sqlite3.Connection) -> Iterator[None]:
+def _snapshot(connection: sqlite3.Connection, name: str) -> Iterator[None]:
     """Read all tables in one transaction."""
     connection.execute("PRAGMA query_only = ON")
-    RUN_FILE.migrate(connection, "the run")
+    RUN_FILE.migrate(connection, name)
     connection.execute("BEGIN")
     yield
     connection.execute("ROLLBACK")

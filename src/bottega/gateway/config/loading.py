@@ -79,13 +79,6 @@ SECTIONS: dict[str, type] = {
     "responses": ResponseSettings,
     "experiment": ExperimentSettings,
 }
-# New names of the settings of files for commit fd291dc.
-RENAMED = {
-    "route": {"by": "router", "at_least": "min_similarity", "below": "min_confidence"},
-    "cache": {"at_least": "min_similarity", "longest": "max_characters"},
-    "replay": {"sampled": "include_sampled"},
-    "tiers": {"teaches": "store_answers"},
-}
 MASTER_RATE = 0.2
 # A cosine: three of four unrelated texts are below it, but hardly any two images.
 MIN_SIMILARITY = 0.3
@@ -108,9 +101,7 @@ def _build(document: dict[str, object], file: str) -> Config:
     reject_secrets(document, path)
     check_names(document, [*SECTIONS, "tiers"], path)
     sections: dict[str, Any] = {
-        name: read_settings(
-            kind, document.get(name, {}), path / name, renamed=RENAMED.get(name, {})
-        )
+        name: read_settings(kind, document.get(name, {}), path / name)
         for name, kind in SECTIONS.items()
         if kind is not ExperimentSettings
     }
@@ -209,7 +200,7 @@ def _tier(name: str, table: object, path: SettingPath) -> TierSettings:
             f"must support chat, got {entries['model']!r}",
             hint='write model = "openai:NAME" for an endpoint with a chat template',
         )
-    tier = read_settings(TierSettings, table, path, renamed=RENAMED["tiers"], name=name)
+    tier = read_settings(TierSettings, table, path, name=name)
     remote = tier.base_url or tier.api_key_env or tier.extra_body or tier.image_urls
     if not tier.is_remote and remote:
         raise path.error(

@@ -5,8 +5,13 @@ from __future__ import annotations
 
 from bottega._util.postgres import PostgresKind
 
-# Texts are compared by their bytes, as in SQLite.
-TABLES = """
+# Writers hold this lock until their commit. Keys and change numbers are therefore in commit order,
+# and a reader of changes never sees an earlier number after a later one.
+WRITE_LOCK = 0x42747462
+# Texts are compared by their bytes, as in SQLite. An insertion in one statement calls kb_try_write
+# to take the lock and compare the views. These are two statements, because a statement sees only
+# rows that were committed before it began.
+TABLES = f"""
 CREATE EXTENSION IF NOT EXISTS vector;
 CREATE TABLE kb_notes (name text PRIMARY KEY, value text NOT NULL);
 CREATE TABLE kb_examples (
@@ -26,6 +31,7 @@ CREATE TABLE kb_examples (
 );
 CREATE INDEX kb_examples_by_question ON kb_examples (namespace, question_digest);
 CREATE INDEX kb_examples_by_key ON kb_examples (namespace, key);
+CREATE INDEX kb_examples_by_tags ON kb_examples USING gin (tags jsonb_path_ops);
 CREATE TABLE kb_uses (
     key bigint PRIMARY KEY REFERENCES kb_examples ON UPDATE CASCADE ON DELETE CASCADE,
     count bigint NOT NULL DEFAULT 0,
@@ -65,17 +71,7 @@ CREATE TABLE kb_changes (
     namespace text COLLATE "C" NOT NULL
 );
 CREATE INDEX kb_changes_by_namespace ON kb_changes (namespace, seq);
-CREATE TABLE kb_pruned (namespace text COLLATE "C" PRIMARY KEY, seq bigint NOT NULL)
-"""
-
-TAG_INDEX = "CREATE INDEX kb_examples_by_tags ON kb_examples USING gin (tags jsonb_path_ops)"
-
-# Writers hold this lock until their commit. Keys and change numbers are therefore in commit order,
-# and a reader of changes never sees an earlier number after a later one.
-WRITE_LOCK = 0x42747462
-# An insertion in one statement calls this function to take the lock and compare the views. These
-# are two statements, because a statement sees only rows that were committed before it began.
-TRY_WRITE = f"""
+CREATE TABLE kb_pruned (namespace text COLLATE "C" PRIMARY KEY, seq bigint NOT NULL);
 CREATE FUNCTION kb_try_write(views bigint[]) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
     IF NOT pg_try_advisory_xact_lock({WRITE_LOCK}) THEN
         RETURN false;
@@ -83,8 +79,18 @@ CREATE FUNCTION kb_try_write(views bigint[]) RETURNS boolean LANGUAGE plpgsql AS
     RETURN views = ARRAY(SELECT number::bigint FROM kb_views WHERE complete ORDER BY number);
 END $$
 """
+# Each view has such a table.
+VECTORS_TABLE = """
+CREATE TABLE {name} (
+    key bigint PRIMARY KEY REFERENCES kb_examples ON UPDATE CASCADE ON DELETE CASCADE,
+    namespace text COLLATE "C" NOT NULL,
+    vector vector({dimension}) NOT NULL
+);
+ALTER TABLE {name} ALTER COLUMN vector SET STORAGE {storage};
+CREATE INDEX {name}_by_namespace ON {name} (namespace)
+"""
 
-KNOWLEDGE_BASE = PostgresKind("knowledge base", (TABLES, TAG_INDEX, TRY_WRITE))
+KNOWLEDGE_BASE = PostgresKind("knowledge base", (TABLES,), templates=(VECTORS_TABLE,))
 MAX_DIMENSION = 4000  # of an HNSW index over half precision
 PLAIN_DIMENSION = 1900  # longer vectors do not fit into a page beside their key
 
@@ -95,12 +101,5 @@ def vectors_table(number: int) -> str:
 
 def create_vectors(number: int, dimension: int) -> str:
     """Return the statements that create the table of a view."""
-    name = vectors_table(number)
     storage = "PLAIN" if dimension <= PLAIN_DIMENSION else "EXTERNAL"
-    return (
-        f"CREATE TABLE {name} ("
-        "key bigint PRIMARY KEY REFERENCES kb_examples ON UPDATE CASCADE ON DELETE CASCADE,"
-        f' namespace text COLLATE "C" NOT NULL, vector vector({dimension}) NOT NULL);'
-        f" ALTER TABLE {name} ALTER COLUMN vector SET STORAGE {storage};"
-        f" CREATE INDEX {name}_by_namespace ON {name} (namespace)"
-    )
+    return VECTORS_TABLE.format(name=vectors_table(number), dimension=dimension, storage=storage)
