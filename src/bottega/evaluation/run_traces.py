@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
 
+from bottega._util.sql_tables import FileTables
 from bottega._util.sqlite import application_id
 from bottega.evaluation.run_store import BUSY_SECONDS, RUN_FILE
-from bottega.image import path_text
 from bottega.recording import TraceStore
 from bottega.recording.stored_traces import searchable_text
 from bottega.recording.trace_images import ImageFolder
-from bottega.recording.trace_tables import FileTables
 
 # Temporary tables: the file of the run does not change.
 TABLES = """
@@ -46,20 +44,18 @@ class RunTables(FileTables):
     """Tables of the traces in the file of a run, with the answers stored before it was opened."""
 
     def __init__(self, file: Path) -> None:
-        self._name = path_text(file)
-        self._lock = threading.Lock()
-        with RUN_FILE.translated(self._name):
-            self._connection = RUN_FILE.open(file, busy_seconds=BUSY_SECONDS)
-            try:
+        super().__init__(file, RUN_FILE, busy_seconds=BUSY_SECONDS)
+        try:
+            with RUN_FILE.translated(self.name):
                 self._fill(self._connection)
-            except BaseException:
-                self._connection.close()
-                raise
+        except BaseException:
+            self.close()
+            raise
 
     def _fill(self, connection: sqlite3.Connection) -> None:
         for statement in TABLES.split(";"):
             connection.execute(statement)
-        with RUN_FILE.reading(self._name):
+        with RUN_FILE.reading(self.name):
             for row, texts in _rows(connection):
                 connection.execute("REPLACE INTO run_traces VALUES (?,?,?,?,?,?,?,?,?,?)", row)
                 connection.execute("REPLACE INTO trace_texts VALUES (?,?,?,?,?)", texts)

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Protocol
 
 from bottega._util.durable_files import os_errors
+from bottega._util.sql_tables import SqlTables
 from bottega.image import Image
-from bottega.recording.trace_tables import TraceTables
 
 INSERT = (
-    "INSERT INTO trace_images (sha256, time, data) VALUES ($1, $2, $3)"
+    "INSERT INTO trace_images (sha256, time, data) VALUES (?1, ?2, ?3)"
     " ON CONFLICT (sha256) DO UPDATE SET time = excluded.time"
 )
 DELETE_OLDEST = (
     "DELETE FROM trace_images WHERE sha256 IN (SELECT sha256 FROM (SELECT sha256,"
     " sum(length(data)) OVER (ORDER BY time DESC, sha256) AS total FROM trace_images) AS sums"
-    " WHERE total > $1)"
+    " WHERE total > ?1)"
 )
 
 
@@ -103,7 +103,7 @@ def _write(path: Path, data: bytes) -> None:
 class ImageTable:
     """Images in a table in PostgreSQL."""
 
-    def __init__(self, tables: TraceTables) -> None:
+    def __init__(self, tables: SqlTables) -> None:
         self._tables = tables
 
     def put(self, times: Mapping[Image, float]) -> None:
@@ -112,10 +112,10 @@ class ImageTable:
         )
 
     def get(self, sha256: str) -> Image | None:
-        rows = self._tables.execute("SELECT data FROM trace_images WHERE sha256 = $1", sha256)
+        rows = self._tables.execute("SELECT data FROM trace_images WHERE sha256 = ?1", sha256)
         return Image.from_bytes(bytes(rows[0][0])) if rows else None
 
     def prune(self, before: float, max_bytes: int | None) -> None:
-        self._tables.execute("DELETE FROM trace_images WHERE time < $1", before)
+        self._tables.execute("DELETE FROM trace_images WHERE time < ?1", before)
         if max_bytes is not None:
             self._tables.execute(DELETE_OLDEST, max_bytes)

@@ -8,7 +8,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bottega._util.postgres import postgres_url
+from bottega._util.postgres import PostgresKind, postgres_url
+from bottega._util.sql_tables import (
+    POSTGRES,
+    SQLITE,
+    DatabaseTables,
+    Dialect,
+    FileTables,
+    SqlTables,
+    Statement,
+)
+from bottega._util.sqlite import FileKind
 from bottega.errors import NotFoundError
 from bottega.image import Image, path_text
 from bottega.recording.stored_traces import (
@@ -19,17 +29,10 @@ from bottega.recording.stored_traces import (
     stored_trace,
 )
 from bottega.recording.trace_images import ImageFolder, ImageTable, TraceImages
-from bottega.recording.trace_tables import (
-    TRACE_STORE,
-    DatabaseTables,
-    FileTables,
-    Statement,
-    TraceTables,
-)
 from bottega.types import Trace
 
 StoredTraces = list[StoredTrace]  # inside the class, `list` is its method
-# Statements for both databases; in PostgreSQL, "?" becomes "$".
+BUSY_SECONDS = ANSWER_SECONDS = 10.0
 INSERT = (
     "INSERT INTO traces VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (id) DO UPDATE SET"
     " time = excluded.time, prompt_tokens = excluded.prompt_tokens,"
@@ -50,6 +53,46 @@ SUMS = (
     " coalesce(sum(cached_tokens), 0), coalesce(sum(seconds), 0), coalesce(sum(cost_usd), 0),"
     " count(*) - count(cost_usd) FROM traces"
 )
+
+
+def _declare_tables(dialect: Dialect) -> str:
+    text, real = dialect.types[str] + dialect.collation, dialect.types[float]
+    integer, end = dialect.types[int], dialect.keyed
+    return f"""
+CREATE TABLE traces (
+    id {text} PRIMARY KEY,
+    time {real} NOT NULL,
+    prompt_tokens {integer} NOT NULL,
+    completion_tokens {integer} NOT NULL,
+    cached_tokens {integer} NOT NULL,
+    seconds {real} NOT NULL,
+    cost_usd {real},
+    body {text} NOT NULL
+){end};
+CREATE INDEX traces_by_time ON traces (time, id);
+CREATE TABLE trace_texts (
+    id {text} PRIMARY KEY,
+    time {real} NOT NULL,
+    namespace {text} NOT NULL,
+    tier {text} NOT NULL,
+    text {text} NOT NULL
+){end};
+CREATE INDEX trace_texts_by_time ON trace_texts (time, id);
+"""
+
+
+TRACE_IMAGES = """
+CREATE TABLE trace_images (
+    sha256 text PRIMARY KEY, time double precision NOT NULL, data bytea NOT NULL
+);
+CREATE INDEX trace_images_by_time ON trace_images (time);
+"""
+TRACE_STORE = FileKind(
+    "trace store",
+    (_declare_tables(SQLITE),),
+    application_id=0x42747472,  # "Bttr"
+)
+TRACE_TABLES = PostgresKind("trace store", (_declare_tables(POSTGRES) + TRACE_IMAGES,))
 
 
 @dataclass(frozen=True)
@@ -76,7 +119,7 @@ class TraceStore:
     methods but the call block.
     """
 
-    def __init__(self, path: Path | str, tables: TraceTables, images: TraceImages) -> None:
+    def __init__(self, path: Path | str, tables: SqlTables, images: TraceImages) -> None:
         self.path = path  # or the address of the database, without user and password
         self._tables = tables
         self._images = images
@@ -85,12 +128,13 @@ class TraceStore:
     def open(cls, path: str | Path) -> TraceStore:
         """Open or create a file, or the tables of a `postgresql://` URL."""
         if (url := postgres_url(path)) is not None:
-            tables = DatabaseTables(url)
+            tables = DatabaseTables(url, TRACE_TABLES, answer_seconds=ANSWER_SECONDS)
             store = cls(tables.name, tables, ImageTable(tables))
             store.summary()  # connects
             return store
         path = Path(path)
-        return cls(path, FileTables(path), ImageFolder(path.with_name(f"{path.name}-images")))
+        file = FileTables(path, TRACE_STORE, busy_seconds=BUSY_SECONDS)
+        return cls(path, file, ImageFolder(path.with_name(f"{path.name}-images")))
 
     async def __call__(self, trace: Trace, /) -> None:
         await asyncio.to_thread(self.write, [trace])

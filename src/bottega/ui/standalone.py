@@ -20,7 +20,7 @@ from bottega.evaluation.run_store import FILE, RUN_FILE
 from bottega.image import Image
 from bottega.knowledge.schema import KNOWLEDGE_BASE
 from bottega.recording import TraceStore
-from bottega.recording.trace_tables import TRACE_STORE
+from bottega.recording.traces import TRACE_STORE
 from bottega.ui.app import common_routes, unknown_page
 from bottega.ui.bases import OpenBase
 from bottega.ui.cache import CachePages, cache_routes
