@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Commands and test workers read modules that an earlier process compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install demo test check types snippets lint docs format bench models clean
+.PHONY: help install demo test check types snippets lint meters docs format bench models clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
@@ -20,8 +20,8 @@ demo: $(VENV)/local ## classify handwriting and photographs, write bottega-demo.
 test: $(VENV)/dev ## run the test suite in TEST_WORKERS processes
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal
 
-check: $(VENV)/dev ## run types, snippets and lint in parallel
-	$(MAKE) --no-print-directory --keep-going --jobs 3 types snippets lint
+check: $(VENV)/dev ## run types, snippets, lint and meters in parallel
+	$(MAKE) --no-print-directory --keep-going --jobs 4 types snippets lint meters
 
 types: ## check types
 	$(BIN)/mypy
@@ -33,6 +33,9 @@ lint: ## check style, formatting and import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
+
+meters: ## compare measurements of the source with their limits
+	$(BIN)/python -m meters
 
 # Broken links and pages missing from the navigation are errors.
 docs: $(VENV)/dev ## build the documentation site in site/
