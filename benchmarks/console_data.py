@@ -18,7 +18,7 @@ from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.runner import RunState, evaluate
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.rows import Entry
+from bottega.gateway.accounting.row_types import Entry
 from bottega.gateway.accounting.schema import FILE
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.recording import TraceStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bottega.gateway.accounting.rows import Entry
+from bottega.gateway.accounting.row_types import Entry
 
 ANSWERED = Entry(
     time=1000.0,

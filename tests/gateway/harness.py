@@ -17,7 +17,7 @@ import uvicorn
 
 from bottega._util.caching import LeaderFlight
 from bottega.gateway.accounting.limiter import LocalLimiter
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.asgi import App, ChatEndpoint
 from bottega.gateway.chat import Gateway, ResponseCache
 from bottega.gateway.completion import Completer, Fallback

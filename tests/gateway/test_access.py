@@ -22,7 +22,7 @@ from aiohttp import web
 from bottega.errors import SettingError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.limiter import Access, KeyDefaults
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.decode_budget import CLIENT
 from bottega.gateway.running.build import build

@@ -24,7 +24,7 @@ from openai.types import Batch, FileObject
 
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.limiter import LocalLimiter
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.batches.lines import MAX_ERRORS, Line, read_lines
 from bottega.gateway.batches.records import StoredFile

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bottega.gateway.accounting.limiter import UNSEEN_PROMPT, LocalLimiter, TokenEstimates
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.calls import Bill, allowed_output
 from bottega.gateway.ports import RequestRecord, ServedTier, TierCapabilities, UpstreamCall
 from bottega.generation import ScriptedGenerator

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from bottega.gateway.accounting.limiter import Limiter, LocalLimiter
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 from bottega.generation import ScriptedGenerator
 from bottega.parsing import agreement
 from bottega.protocols import Tier

@@ -20,7 +20,7 @@ from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.experiment_report import experiment_report
 from bottega.gateway.accounting.feedback import add_feedback
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.rows import Account, Entry, Feedback, ShadowSample
+from bottega.gateway.accounting.row_types import Account, Entry, Feedback, ShadowSample
 from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.experiments import Experiment

@@ -20,7 +20,7 @@ from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.feedback import add_feedback, read_feedback
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.reports import find_request
-from bottega.gateway.accounting.rows import Feedback
+from bottega.gateway.accounting.row_types import Feedback
 from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.asgi import request_id
 from bottega.gateway.config.settings import FeedbackSettings, TraceSettings

@@ -14,7 +14,7 @@ import aiohttp
 import orjson
 import pytest
 
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.asgi import App, ChatEndpoint
 from bottega.gateway.requests import Limits, context_of
 from bottega.generation import ScriptedGenerator

@@ -17,7 +17,7 @@ from bottega.gateway.accounting import ledger as ledger_module
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import FileLedger, LedgerBatch, open_tables
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.rows import MAX_REASON, Entry, ShadowSample
+from bottega.gateway.accounting.row_types import MAX_REASON, Entry, ShadowSample
 from tests.gateway.ledgers import count, entry, file, ledger, limit_pages, until
 
 __all__ = ["file", "ledger"]  # fixtures
@@ -326,7 +326,7 @@ WRITER = """
 import sys, time
 from bottega.gateway.accounting.database import LedgerBatch
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.rows import Entry, ShadowSample
+from bottega.gateway.accounting.row_types import Entry, ShadowSample
 ledger = Ledger(sys.argv[1])
 number = 0
 while True:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from bottega.gateway.accounting.limiter import BudgetError, LocalLimiter, Reservation
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 from bottega.openai_api.errors import ApiError
 
 

@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 
 from bottega.errors import SettingError
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.config.settings import Config
 from bottega.gateway.requests import Overrides

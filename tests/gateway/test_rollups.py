@@ -13,7 +13,7 @@ import pytest
 from bottega._util.sql_tables import SQLITE
 from bottega._util.sqlite import FileKind
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.rows import Entry, State
+from bottega.gateway.accounting.row_types import Entry, State
 from bottega.gateway.accounting.savings import ANSWER_COSTS, savings
 from bottega.gateway.accounting.schema import DAILY_SUMS, KEYS, SUMS, daily_values
 

@@ -9,7 +9,7 @@ import pytest
 
 from bottega.gateway.accounting import savings as savings_module
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.rows import Entry, ShadowSample, State
+from bottega.gateway.accounting.row_types import Entry, ShadowSample, State
 from bottega.gateway.accounting.savings import Savings, SavingsReader, savings
 
 

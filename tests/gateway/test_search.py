@@ -19,7 +19,7 @@ from bottega.evaluation.page import render_explanation
 from bottega.gateway import asgi
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.limiter import LocalLimiter, Reservation
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.ports import TierCapabilities

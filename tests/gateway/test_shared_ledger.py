@@ -21,7 +21,7 @@ from bottega.errors import NotFoundError, StoreError
 from bottega.gateway.accounting.accounts import POLL_SECONDS, Accounts
 from bottega.gateway.accounting.database import AccountMonth, month_of
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.rows import Entry, ShadowSample, State
+from bottega.gateway.accounting.row_types import Entry, ShadowSample, State
 from bottega.gateway.accounting.savings import savings
 from bottega.gateway.accounting.schema import GATEWAY_TABLES
 from tests.gateway.ledgers import entry

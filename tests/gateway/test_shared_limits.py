@@ -21,7 +21,7 @@ from bottega.gateway.accounting.limiter import (
     LocalLimiter,
     Reservation,
 )
-from bottega.gateway.accounting.rows import Account, Entry
+from bottega.gateway.accounting.row_types import Account, Entry
 from bottega.gateway.response_cache import ReplyCache
 from bottega.gateway.state.limits import SharedLimiter
 from bottega.gateway.state.shared import SharedState

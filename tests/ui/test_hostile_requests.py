@@ -9,7 +9,7 @@ from pathlib import Path
 
 import aiohttp
 
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 from bottega.ui.pages import query_string
 from tests.builders import solid_image
 from tests.server import Server

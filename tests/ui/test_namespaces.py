@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from bottega.gateway.accounting.feedback import read_feedback
-from bottega.gateway.accounting.rows import Account, Entry
+from bottega.gateway.accounting.row_types import Account, Entry
 from bottega.types import Answer, Example, Query
 from tests.builders import solid_image
 from tests.recording.test_traces import trace

@@ -5,7 +5,7 @@ from pathlib import Path
 from playwright.sync_api import Page, expect
 
 from bottega.gateway.accounting.feedback import read_feedback
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 from tests.builders import solid_image
 from tests.server import Server
 from tests.ui.conftest import console, log_in

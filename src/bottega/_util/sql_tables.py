@@ -1,6 +1,6 @@
 """Tables in SQLite or PostgreSQL, with one declaration and one form of statements.
 
-A statement is valid in both, with parameters such as ?1; `Dialect` has what differs.
+A statement is valid in both, with parameters such as ?1; `SqlDialect` has what differs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from bottega._util.postgres_database import PostgresDatabase
 from bottega._util.sqlite import FileKind
 from bottega.image import path_text
 
-Value = str | int | float | bytes | None
-Row = tuple[Any, ...]
+SqlRow = tuple[Any, ...]
 Statement = tuple[str, Sequence[object]]
 
 
 @dataclass(frozen=True)
-class Dialect:
+class SqlDialect:
     """Differences between SQLite and PostgreSQL. `types` are names of column types. Others are
     parts of statements: the end of a table that is stored by its primary key (`keyed`), the number
     of a row (`row_id`), the end of a SELECT that locks its rows (`locking`, or `skipping` if it
@@ -41,7 +40,7 @@ class Dialect:
     json_texts: str
 
 
-SQLITE = Dialect(
+SQLITE = SqlDialect(
     {str: "TEXT", int: "INTEGER", float: "REAL", bool: "INTEGER", bytes: "BLOB"},
     collation="",
     keyed=" WITHOUT ROWID",
@@ -52,7 +51,7 @@ SQLITE = Dialect(
     leading_number="CAST({} AS REAL)",
     json_texts="SELECT value FROM json_each({})",
 )
-POSTGRES = Dialect(
+POSTGRES = SqlDialect(
     {str: "text", int: "bigint", float: "double precision", bool: "boolean", bytes: "bytea"},
     collation=' COLLATE "C"',  # sorted as in SQLite, so reports of both have the same figures
     keyed="",
@@ -75,8 +74,8 @@ class Column:
     clean: Callable[[Any], Any] | None
 
 
-class Table:
-    """Table whose columns are the fields of a dataclass, with the same names and order. A field
+class SqlTable:
+    """SqlTable whose columns are the fields of a dataclass, with the same names and order. A field
     `Annotated[T, clean]` is stored as `clean(value)`; tuples of texts are stored as text."""
 
     def __init__(self, name: str, row_type: type) -> None:
@@ -88,14 +87,14 @@ class Table:
         self.marks = ", ".join(f"?{number}" for number in range(1, len(self.names) + 1))
         self._values = attrgetter(*self.names)
 
-    def row(self, one: object) -> Row:
+    def row(self, one: object) -> SqlRow:
         """Return the columns of an instance."""
         values = zip(self.columns, self._values(one), strict=True)
         return tuple(
             [value if column.clean is None else column.clean(value) for column, value in values]
         )
 
-    def create(self, dialect: Dialect, *, key: str = "", more: str = "") -> str:
+    def create(self, dialect: SqlDialect, *, key: str = "", more: str = "") -> str:
         """Return the statement that creates the table. `key` are the columns of a primary key by
         which SQLite stores the rows; `more` are further columns and constraints."""
         parts = [self._definition(column, dialect) for column in self.columns]
@@ -105,7 +104,7 @@ class Table:
         return f"CREATE TABLE {self.name} ({', '.join(parts)}){end};"
 
     @staticmethod
-    def _definition(column: Column, dialect: Dialect) -> str:
+    def _definition(column: Column, dialect: SqlDialect) -> str:
         collation = dialect.collation if column.type is str else ""
         end = "" if column.is_nullable else " NOT NULL"
         return f"{column.name} {dialect.types[column.type]}{collation}{end}"
@@ -127,17 +126,17 @@ class SqlTables(Protocol):
     """Tables of one kind in a database. Methods block and raise `StoreError`."""
 
     name: str
-    dialect: Dialect
+    dialect: SqlDialect
 
-    def execute(self, statement: str, *values: object) -> list[Row]:
+    def execute(self, statement: str, *values: object) -> list[SqlRow]:
         """Run one statement that may run twice, after a lost connection. Return its rows."""
         ...
 
-    def report(self, statement: str, *values: object) -> list[Row]:
+    def report(self, statement: str, *values: object) -> list[SqlRow]:
         """Return the rows of a long query, without delaying other callers."""
         ...
 
-    def write(self, statements: Sequence[Statement]) -> list[Row]:
+    def write(self, statements: Sequence[Statement]) -> list[SqlRow]:
         """Run statements in one transaction, once. Return the rows of the last one."""
         ...
 
@@ -158,19 +157,19 @@ class FileTables:
         with kind.translated(self.name):
             self._connection = kind.open(path, create=create, busy_seconds=busy_seconds)
 
-    def execute(self, statement: str, *values: object) -> list[Row]:
+    def execute(self, statement: str, *values: object) -> list[SqlRow]:
         with self._lock, self._kind.translated(self.name):
             return self._connection.execute(statement, values).fetchall()
 
-    def report(self, statement: str, *values: object) -> list[Row]:
+    def report(self, statement: str, *values: object) -> list[SqlRow]:
         reader = FileTables(self._path, self._kind, create=False, busy_seconds=self._busy_seconds)
         try:
             return reader.execute(statement, *values)
         finally:
             reader.close()
 
-    def write(self, statements: Sequence[Statement]) -> list[Row]:
-        rows: list[Row] = []
+    def write(self, statements: Sequence[Statement]) -> list[SqlRow]:
+        rows: list[SqlRow] = []
         with self._lock, self._kind.translated(self.name):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -197,18 +196,18 @@ class DatabaseTables:
         self.database = PostgresDatabase(url, kind, answer_seconds=answer_seconds)
         self.name = self.database.name
 
-    def execute(self, statement: str, *values: object) -> list[Row]:
+    def execute(self, statement: str, *values: object) -> list[SqlRow]:
         return [tuple(row) for row in self.database.read(numbered(statement), *values)]
 
-    def report(self, statement: str, *values: object) -> list[Row]:
-        async def work(pool: PostgresPool) -> list[Row]:
+    def report(self, statement: str, *values: object) -> list[SqlRow]:
+        async def work(pool: PostgresPool) -> list[SqlRow]:
             async with pool.connection(limited=False) as connection:
                 return [tuple(row) for row in await connection.fetch(numbered(statement), *values)]
 
         return self.database.run(work)
 
-    def write(self, statements: Sequence[Statement]) -> list[Row]:
-        async def work(pool: PostgresPool) -> list[Row]:
+    def write(self, statements: Sequence[Statement]) -> list[SqlRow]:
+        async def work(pool: PostgresPool) -> list[SqlRow]:
             rows: list[Any] = []
             # A single statement is its own transaction and needs no further round trips.
             opened = pool.connection if len(statements) == 1 else pool.transaction

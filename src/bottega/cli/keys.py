@@ -15,7 +15,7 @@ from bottega.cli.options import CONFIG, Database, DataFolder, Json, gateway_stor
 from bottega.cli.output import note, plural, print_json, print_result, print_table
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.limiter import ALL
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.config.loading import load_config
 from bottega.naming import suggestion
 

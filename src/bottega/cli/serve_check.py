@@ -11,7 +11,7 @@ from bottega._util.valkey import display_valkey_url
 from bottega.cli.output import say
 from bottega.errors import store_errors
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.config.checks import PARAMETERS
 from bottega.gateway.config.loading import MASTER_RATE, MIN_SIMILARITY

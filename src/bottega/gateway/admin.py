@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Route
 from bottega.errors import BottegaError, NotFoundError
 from bottega.gateway.accounting.accounts import TOKEN, Accounts
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.accounting.savings import savings
 from bottega.gateway.cached_examples import (
     Forget,

@@ -14,7 +14,7 @@ from time import perf_counter
 from bottega._util.caching import LeaderFlight
 from bottega.errors import BottegaError, EmbeddingError, SettingError, StoreError
 from bottega.gateway.accounting.limiter import ALL, Access, KeyDefaults, Limiter
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.completion import Completer
 from bottega.gateway.decode_budget import CLIENT, DecodeBudget
 from bottega.gateway.errors import code_of, to_api_error, unknown_key
@@ -22,7 +22,6 @@ from bottega.gateway.experiments import Experiment
 from bottega.gateway.finalization import Finalizer, ShadowRunner
 from bottega.gateway.image_fetcher import check_passed_urls
 from bottega.gateway.jobs import ChatJob, ChatResult, ChatStream, TenantQuery
-from bottega.gateway.namespaces import namespace_of
 from bottega.gateway.ports import (
     ANONYMOUS,
     Reply,
@@ -43,6 +42,7 @@ from bottega.gateway.requests import (
     check_origin,
     embed_fetched,
     is_web,
+    namespace_of,
     read_images,
     read_overrides,
     to_query,

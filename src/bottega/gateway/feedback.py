@@ -19,13 +19,12 @@ from bottega.errors import BottegaError, NotFoundError
 from bottega.gateway.accounting.feedback import add_feedback
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.reports import find_request
-from bottega.gateway.accounting.rows import Account, Entry, Feedback
+from bottega.gateway.accounting.row_types import Account, Entry, Feedback
 from bottega.gateway.cached_examples import HUMAN, Forget
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import FeedbackSettings
 from bottega.gateway.errors import to_api_error
-from bottega.gateway.namespaces import may_use
-from bottega.gateway.requests import MODEL, read_images, to_query
+from bottega.gateway.requests import MODEL, may_use, read_images, to_query
 from bottega.gateway.translation import (
     encode_body,
     optional_field,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bottega.gateway.accounting.limiter import ALL, Reservation
-from bottega.gateway.accounting.rows import Account, State
+from bottega.gateway.accounting.row_types import Account, State
 from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import DONE_EVENT, to_chunks, to_event

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.rows import text_of
+from bottega.gateway.accounting.row_types import text_of
 from bottega.gateway.config.settings import MB, ResponseSettings
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.request import Body

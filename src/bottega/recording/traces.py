@@ -13,8 +13,8 @@ from bottega._util.sql_tables import (
     POSTGRES,
     SQLITE,
     DatabaseTables,
-    Dialect,
     FileTables,
+    SqlDialect,
     SqlTables,
     Statement,
 )
@@ -55,7 +55,7 @@ SUMS = (
 )
 
 
-def _declare_tables(dialect: Dialect) -> str:
+def _declare_tables(dialect: SqlDialect) -> str:
     text, real = dialect.types[str] + dialect.collation, dialect.types[float]
     integer, end = dialect.types[int], dialect.keyed
     return f"""

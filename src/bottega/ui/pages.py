@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from bottega.errors import BottegaError
 from bottega.evaluation.report.payload import thumbnail
-from bottega.gateway.accounting.rows import text_of
+from bottega.gateway.accounting.row_types import text_of
 from bottega.gateway.errors import status_of, to_api_error
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError

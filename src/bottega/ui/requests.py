@@ -20,7 +20,7 @@ from bottega.gateway.accounting.reports import (
     request_time,
     requests_at,
 )
-from bottega.gateway.accounting.rows import Entry
+from bottega.gateway.accounting.row_types import Entry
 from bottega.gateway.feedback import FeedbackEndpoint
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError

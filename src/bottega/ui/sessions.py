@@ -11,9 +11,9 @@ from typing import Protocol
 from itsdangerous import BadSignature, URLSafeTimedSerializer
 from starlette.requests import Request
 
-from bottega.gateway.accounting.rows import Account
-from bottega.gateway.namespaces import may_use
+from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.ports import ANONYMOUS
+from bottega.gateway.requests import may_use
 from bottega.openai_api.errors import ApiError
 
 COOKIE = "bottega_console"

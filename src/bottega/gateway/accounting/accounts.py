@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from bottega._util.outage import OutageLog
-from bottega._util.sql_tables import Row, SqlTables
+from bottega._util.sql_tables import SqlRow, SqlTables
 from bottega.errors import BottegaError, NotFoundError, SettingError
 from bottega.gateway.accounting.database import open_tables
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.accounting.schema import ACCOUNTS, GATEWAY_DB
 from bottega.knowledge.records import is_text
 
@@ -70,7 +70,7 @@ class AccountRows:
 
     def __init__(self, tables: SqlTables) -> None:
         self._tables = tables
-        self._stamp: Row = ()
+        self._stamp: SqlRow = ()
 
     def insert(self, account: Account, digest: bytes) -> None:
         row = {**_row(vars(account)), "secret": digest}

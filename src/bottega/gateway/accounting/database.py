@@ -16,13 +16,13 @@ from bottega._util.sql_tables import (
     POSTGRES,
     DatabaseTables,
     FileTables,
-    Row,
+    SqlRow,
+    SqlTable,
     SqlTables,
     Statement,
-    Table,
 )
 from bottega.errors import StoreError
-from bottega.gateway.accounting.rows import Entry, ShadowSample, text_of
+from bottega.gateway.accounting.row_types import Entry, ShadowSample, text_of
 from bottega.gateway.accounting.schema import (
     ENTRIES,
     FEEDBACK,
@@ -183,7 +183,7 @@ class FileLedger(LedgerStore):
         self.tables.write(statements)
 
 
-def _inserts(table: Table, rows: Sequence[object]) -> Iterator[Statement]:
+def _inserts(table: SqlTable, rows: Sequence[object]) -> Iterator[Statement]:
     """Yield statements that insert many rows each: between two statements the thread releases the
     GIL and waits for the event loop to give it back. The number of rows per statement is a power of
     two, because sqlite3 caches the last 128 different statements, 0.3 MB each."""
@@ -242,7 +242,7 @@ class SharedLedger(LedgerStore):
 
     def shadows_after(
         self, namespace: str, cursor: tuple[int, int], limit: int, retrieve: str
-    ) -> list[Row]:
+    ) -> list[SqlRow]:
         """Return up to `limit` samples of a retrieval method after a cursor: transaction, row
         number, similarity and both scores."""
         return self.tables.execute(SHADOWS_AFTER, namespace, *cursor, retrieve, limit)
@@ -265,7 +265,7 @@ class SharedLedger(LedgerStore):
         return bool(rows)
 
 
-def _arrays(rows: Iterable[Row]) -> list[tuple[object, ...]]:
+def _arrays(rows: Iterable[SqlRow]) -> list[tuple[object, ...]]:
     """Return an array for each column."""
     return [*zip(*rows, strict=True)]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bottega._util.sql_tables import Row, Value
+from bottega._util.sql_tables import SqlRow
 from bottega.errors import NotFoundError
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.sequential import (
@@ -75,7 +75,7 @@ def experiment_report(
     Blocks. Raises `StoreError`, and `NotFoundError` without a request."""
     name = _latest(ledger) if experiment is None else experiment
     master = ledger.master() or "master"
-    chosen: tuple[Value, ...] = (*(f"{name}:{one}" for one in VARIANTS), since)
+    chosen: tuple[object, ...] = (*(f"{name}:{one}" for one in VARIANTS), since)
     rows = ledger.read(ENTRIES, *chosen)
     if not rows:
         raise NotFoundError(
@@ -106,12 +106,12 @@ def _latest(ledger: Ledger) -> str:
     return str(rows[0][0]).rpartition(":")[0]
 
 
-def _counts(rows: Sequence[Row], state: str | None = None) -> tuple[int, int]:
+def _counts(rows: Sequence[SqlRow], state: str | None = None) -> tuple[int, int]:
     found = [row[0][-1] for row in rows if state in (None, row[1])]
     return found.count("a"), found.count("b")
 
 
-def _compared(metric: str, rows: Sequence[Row], estimate: Estimator) -> Comparison:
+def _compared(metric: str, rows: Sequence[SqlRow], estimate: Estimator) -> Comparison:
     """Compare the values of the variants, in the order of their times."""
     values = [
         np.array([float(row[1]) for row in rows if row[0].endswith(f":{variant}")], np.float64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.rows import Feedback
+from bottega.gateway.accounting.row_types import Feedback
 from bottega.gateway.accounting.schema import FEEDBACK
 
 # Fields that are not given keep their earlier values.

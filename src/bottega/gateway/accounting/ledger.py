@@ -14,7 +14,7 @@ from pathlib import Path
 from bottega._util.batch_writer import LoopWriter, WriterThread
 from bottega._util.outage import OutageLog
 from bottega._util.postgres import PostgresPool
-from bottega._util.sql_tables import DatabaseTables, Dialect, Row, Value
+from bottega._util.sql_tables import DatabaseTables, SqlDialect, SqlRow
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.database import (
     AccountMonth,
@@ -26,7 +26,7 @@ from bottega.gateway.accounting.database import (
     month_of,
     open_tables,
 )
-from bottega.gateway.accounting.rows import Entry, ShadowSample, dollars
+from bottega.gateway.accounting.row_types import Entry, ShadowSample, dollars
 from bottega.gateway.accounting.schema import DAY
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class Ledger:
         self._repeat_seconds = repeat_seconds
         self._clock = clock
         tables = open_tables(location, create=create)
-        self.dialect: Dialect = tables.dialect
+        self.dialect: SqlDialect = tables.dialect
         self.shared = SharedLedger(tables) if isinstance(tables, DatabaseTables) else None
         self._store: LedgerStore = self.shared or FileLedger(tables)
         self._name = Path(location).name if self.shared is None else "PostgreSQL"
@@ -304,11 +304,11 @@ class Ledger:
         process, and up to the last write of others."""
         return self._rows.spent(self.month_at(self._clock()), account)
 
-    def read(self, sql: str, *values: Value) -> list[Row]:
+    def read(self, sql: str, *values: object) -> list[SqlRow]:
         """Run a report's query without delaying the writer."""
         return self._store.tables.report(sql, *values)
 
-    def execute(self, sql: str, *values: Value) -> None:
+    def execute(self, sql: str, *values: object) -> None:
         """Run one statement that writes, in its own transaction. Blocks. Raises `StoreError`."""
         with self._store_lock:
             self._store.tables.execute(sql, *values)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.rows import Entry
+from bottega.gateway.accounting.row_types import Entry
 from bottega.gateway.accounting.schema import ENTRIES
 
 SELECT = f"SELECT {ENTRIES.listed} FROM gateway_entries"
@@ -18,6 +18,7 @@ SELECT {{bucket}} AS bucket, tier, state,
     CASE WHEN state = 'failed' AND status BETWEEN 400 AND 498 THEN 1 ELSE 0 END AS rejected,
     count(*), coalesce(sum(cost_usd), 0.0)
 FROM gateway_entries WHERE time >= ?1 AND {IN_NAMESPACE} GROUP BY bucket, tier, state, rejected
+ORDER BY bucket, tier, state, rejected
 """
 ANSWERS = f"""
 SELECT seconds, similarity FROM gateway_entries
@@ -26,7 +27,7 @@ WHERE time >= ?1 AND state = 'answered' AND {IN_NAMESPACE} ORDER BY time DESC LI
 STATUSES = f"""
 SELECT status, count(*) FROM gateway_entries
 WHERE time >= ?1 AND status >= 400 AND {IN_NAMESPACE}
-GROUP BY status ORDER BY count(*) DESC LIMIT ?3
+GROUP BY status ORDER BY count(*) DESC, status DESC LIMIT ?3
 """
 REQUEST_ID = re.compile(r"req_([0-9a-f]{12})[0-9a-f]{20}")
 CLOCK_SECONDS = 2.0  # between the id of a request and its entry, if the clock is set

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from bottega._util.sql_tables import Row, Value
+from bottega._util.sql_tables import SqlRow
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.schema import DAY, since_values, sums_since
 
@@ -309,7 +309,7 @@ class SavingsReader:
 
     def period(self) -> tuple[float | None, float | None]:
         """Return the times of the first and the last entry."""
-        where, values = "time >= ?1", tuple[Value, ...]((self.since,))
+        where, values = "time >= ?1", tuple[object, ...]((self.since,))
         if self.namespace is not None:
             ((first, last),) = self._sums(DAYS_OF_NAMESPACE, self.namespace)
             if first is None:
@@ -319,10 +319,10 @@ class SavingsReader:
         ((first, last),) = self.ledger.read(FIRST_AND_LAST.format(where=where), *values)
         return first, last
 
-    def shadows(self) -> list[Row]:
+    def shadows(self) -> list[SqlRow]:
         return self.ledger.read(SHADOWS, self.since, self.namespace)
 
-    def _sums(self, statement: str, *values: Value) -> list[Row]:
+    def _sums(self, statement: str, *values: object) -> list[SqlRow]:
         whole = statement.format(sums=sums_since(self.ledger.dialect))
         return self.ledger.read(whole, *since_values(self.since), *values)
 

@@ -6,22 +6,22 @@ Both databases have the same tables, except those for the state that several gat
 from __future__ import annotations
 
 from bottega._util.postgres import PostgresKind
-from bottega._util.sql_tables import POSTGRES, SQLITE, Dialect, Table
+from bottega._util.sql_tables import POSTGRES, SQLITE, SqlDialect, SqlTable
 from bottega._util.sqlite import FileKind
-from bottega.gateway.accounting.rows import Account, DailySums, Entry, Feedback, ShadowSample
+from bottega.gateway.accounting.row_types import Account, DailySums, Entry, Feedback, ShadowSample
 
 FILE = "gateway.db"
 DAY = 86_400
-ENTRIES = Table("gateway_entries", Entry)
-SHADOWS = Table("gateway_shadows", ShadowSample)
-FEEDBACK = Table("gateway_feedback", Feedback)
-ACCOUNTS = Table("gateway_accounts", Account)
-DAILY_SUMS = Table("gateway_rollups", DailySums)
+ENTRIES = SqlTable("gateway_entries", Entry)
+SHADOWS = SqlTable("gateway_shadows", ShadowSample)
+FEEDBACK = SqlTable("gateway_feedback", Feedback)
+ACCOUNTS = SqlTable("gateway_accounts", Account)
+DAILY_SUMS = SqlTable("gateway_rollups", DailySums)
 KEYS, SUMS = DAILY_SUMS.names[:5], DAILY_SUMS.names[5:]
 LISTED_KEYS = ", ".join(KEYS)
 
 
-def daily_values(dialect: Dialect, row: str = "") -> str:
+def daily_values(dialect: SqlDialect, row: str = "") -> str:
     """Return the SQL expressions of `DailySums` for one entry. `row` is the name of its row in a
     trigger, followed by a dot."""
     return (
@@ -37,7 +37,7 @@ def daily_values(dialect: Dialect, row: str = "") -> str:
     ).format(row, day=dialect.floor.format(f"{row}time / {DAY}"))
 
 
-def sums_since(dialect: Dialect) -> str:
+def sums_since(dialect: SqlDialect) -> str:
     """Return a subquery of the sums since a moment: whole days come from the daily sums, the
     partial first day from its entries. Parameters 1 to 3 are those of `since_values`."""
     return (
@@ -53,7 +53,7 @@ def since_values(moment: float) -> tuple[int, float, float]:
     return day, moment, float(day * DAY)
 
 
-def _tables(dialect: Dialect) -> str:
+def _tables(dialect: SqlDialect) -> str:
     """Return the tables and indexes that both databases have."""
     text, real = dialect.types[str] + dialect.collation, dialect.types[float]
     blob, integer = dialect.types[bytes], dialect.types[int]

@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.limiter import Access
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.asgi import COMPLETIONS, EMBEDDINGS
 from bottega.gateway.batches.records import COMPLETION_WINDOW, Status
 from bottega.gateway.batches.runner import DAY, HOUR

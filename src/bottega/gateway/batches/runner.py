@@ -15,7 +15,7 @@ from typing import IO, Protocol
 from bottega._util.durable_files import lock_file
 from bottega._util.event_loops import for_each
 from bottega.errors import BottegaError
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.asgi import ChatEndpoint, note_failure, request_id
 from bottega.gateway.batches.lines import Line, error_line, read_body, read_lines, reply_line
 from bottega.gateway.batches.records import Batch, LineError, Status

@@ -15,7 +15,7 @@ from typing import IO
 import orjson
 
 from bottega._util.durable_files import os_errors, replacement
-from bottega.gateway.accounting.rows import text_of
+from bottega.gateway.accounting.row_types import text_of
 from bottega.gateway.batches.records import (
     UNFINISHED,
     Batch,

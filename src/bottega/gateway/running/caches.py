@@ -20,7 +20,7 @@ from bottega.errors import (
     StoreError,
 )
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.rows import ShadowSample
+from bottega.gateway.accounting.row_types import ShadowSample
 from bottega.gateway.config.settings import Config, RouteSettings
 from bottega.gateway.decode_budget import (
     BudgetedExampleWriter,

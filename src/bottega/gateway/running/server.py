@@ -17,7 +17,7 @@ from bottega._util.tracing import Tracer
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.rows import Entry
+from bottega.gateway.accounting.row_types import Entry
 from bottega.gateway.asgi import PROBE_PATHS, App, ChatEndpoint, endpoints_by_path, error_at
 from bottega.gateway.batches.routes import batch_routes
 from bottega.gateway.batches.runner import BatchRunner

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import orjson
 
 from bottega._util.outage import OutageLog
-from bottega._util.sql_tables import Row
+from bottega._util.sql_tables import SqlRow
 from bottega.errors import BottegaError, StoreError
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.routing import BenefitGate
@@ -85,12 +85,12 @@ class SharedGates:
                 namespace, retrieve = key
                 self._ledger.set_gate(namespace, retrieve, orjson.dumps(state).decode())
 
-    def _read(self, key: GateKey, cursor: Cursor) -> Sequence[Row]:
+    def _read(self, key: GateKey, cursor: Cursor) -> Sequence[SqlRow]:
         assert self._ledger.shared is not None
         namespace, retrieve = key
         return self._ledger.shared.shadows_after(namespace, cursor, BATCH, retrieve)
 
-    def _apply(self, tracked: _TrackedGate, rows: Sequence[Row]) -> bool:
+    def _apply(self, tracked: _TrackedGate, rows: Sequence[SqlRow]) -> bool:
         for transaction, number, *sample in rows:
             tracked.gate.add(PairedSample(*sample))
             tracked.cursor = (transaction, number)

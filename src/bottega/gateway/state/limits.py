@@ -21,7 +21,7 @@ from bottega.gateway.accounting.limiter import (
     budget_reserved,
     budget_spent,
 )
-from bottega.gateway.accounting.rows import Account
+from bottega.gateway.accounting.row_types import Account
 
 log = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from bottega.errors import (
     StoreError,
     UnreachableError,
 )
-from bottega.gateway.accounting.rows import Entry
+from bottega.gateway.accounting.row_types import Entry
 from bottega.gateway.errors import MisconfiguredError
 from bottega.openai_api.endpoint import redactor
 from bottega.recipes.limited_search import SearchError

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricF
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from bottega.gateway.accounting.rows import Entry, Feedback
+from bottega.gateway.accounting.row_types import Entry, Feedback
 
 LabelValues = tuple[str, ...]
 
