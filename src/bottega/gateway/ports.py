@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bottega.gateway.accounting.limiter import ALL, Reservation
-from bottega.gateway.accounting.row_types import Account, State
+from bottega.gateway.accounting.row_types import Account, Entry, State
 from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import DONE_EVENT, to_chunks, to_event
@@ -232,11 +232,30 @@ class RequestRecord:
     def seconds(self) -> float:
         return time.perf_counter() - self.clock
 
-    @property
-    def ledger_reason(self) -> str:
-        """Return the reasons for the tier and for the end of the request."""
+    def entry(self) -> Entry:
+        """Return the ledger entry, whose reason is that for the tier and for the end of the
+        request."""
         ended = f"{self.state}: {self.reason}".replace("_", " ") if self.reason else ""
-        return "; ".join(filter(None, (self.route_reason, ended)))
+        return Entry(
+            self.begun,
+            self.request_id,
+            self.account.id,
+            self.namespace,
+            self.route,
+            self.model,
+            self.state,
+            self.shots,
+            self.similarity,
+            self.usage.prompt_tokens,
+            self.usage.completion_tokens,
+            self.usage.cached_tokens,
+            self.cost_usd,
+            self.seconds,
+            self.status,
+            dismissed_usd=self.dismissed_usd,
+            variant=self.variant,
+            reason="; ".join(filter(None, (self.route_reason, ended))),
+        )
 
     def add_route_reason(self, reason: str) -> None:
         self.route_reason = f"{self.route_reason}; {reason}" if self.route_reason else reason

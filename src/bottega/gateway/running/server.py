@@ -287,7 +287,7 @@ class GatewayServer:
 
     def on_end(self, record: RequestRecord) -> None:
         """Record a request that has ended: ledger entry, metrics and log line."""
-        entry = ledger_entry(record)
+        entry = record.entry()
         self._add_entry(record, entry)
         self.metrics.observe(entry)
         log_request(
@@ -299,7 +299,7 @@ class GatewayServer:
     async def commit(self, record: RequestRecord) -> None:
         """Add the ledger entry of a reply and wait until it is durable, before the reply ends."""
         assert self.state is not None
-        self._add_entry(record, ledger_entry(record))
+        self._add_entry(record, record.entry())
         await self.state.commit(record)
 
     def _add_entry(self, record: RequestRecord, entry: Entry) -> None:
@@ -394,27 +394,3 @@ class GatewayServer:
         await asyncio.to_thread(self.accounts.close)
         # Last: a collector that does not answer delays it, and the process may exit meanwhile.
         await asyncio.to_thread(self.close_tracer)
-
-
-def ledger_entry(record: RequestRecord) -> Entry:
-    usage = record.usage
-    return Entry(
-        record.begun,
-        record.request_id,
-        record.account.id,
-        record.namespace,
-        record.route,
-        record.model,
-        record.state,
-        record.shots,
-        record.similarity,
-        usage.prompt_tokens,
-        usage.completion_tokens,
-        usage.cached_tokens,
-        record.cost_usd,
-        record.seconds,
-        record.status,
-        dismissed_usd=record.dismissed_usd,
-        variant=record.variant,
-        reason=record.ledger_reason,
-    )
