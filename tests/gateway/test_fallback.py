@@ -28,7 +28,7 @@ def test_request_goes_to_a_tier_that_supports_it(tmp_path: Path) -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             raw(server, user_messages(1, 2), "bottega/apprentice")
         assert refused.value.code == "unsupported_by_tier"
-        assert [server.wait(n).ledger_reason for n in (1, 2, 3)] == [
+        assert [server.wait(n).entry().reason for n in (1, 2, 3)] == [
             "",  # the router of this test gives no reason
             "apprentice does not support the request",
             "tier requested by the client; failed: unsupported by tier",
@@ -69,7 +69,7 @@ def test_free_text_of_an_upstream_is_no_reason(tmp_path: Path, code: str, shown:
         with pytest.raises(openai.BadRequestError) as refused:
             raw(server, user_messages(1))
         assert refused.value.code == code  # the client is told
-        assert server.wait(1).ledger_reason == f"failed: {shown}"
+        assert server.wait(1).entry().reason == f"failed: {shown}"
         assert reason_of(error) == shown
 
 
@@ -90,7 +90,7 @@ def test_failed_tiers_are_reported(tmp_path: Path) -> None:
         server.wait(3)
     assert [one.fallback for one in server.records] == ["apprentice", "apprentice", ""]
     reason = "fell back from apprentice: upstream failed"
-    assert [one.ledger_reason for one in server.records] == [reason, reason, ""]
+    assert [one.entry().reason for one in server.records] == [reason, reason, ""]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -144,7 +144,7 @@ def test_dismissed_answer_is_used_only_if_fallback_allows_it(
     ) as server:
         if fallback == "any":
             assert raw(server, user_messages(1)).headers["x-bottega-fallback"] == "master"
-            assert server.wait(1).ledger_reason == (
+            assert server.wait(1).entry().reason == (
                 "escalated from apprentice; kept the answer of apprentice: upstream failed"
             )
         else:
