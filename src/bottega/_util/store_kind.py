@@ -46,7 +46,7 @@ class StoreKind:
         for a development version, whose stores have no digest."""
         if digest is None:
             problem = f"has development format {version} of the {self.name}"
-            raise self._error(location, problem, f"format {self.version}")
+            raise self._error(location, problem, f"release format {self.version}")
         if version > self.version:
             raise StoreError(
                 f"{location} has format {version} of the {self.name}; this version of bottega reads"
