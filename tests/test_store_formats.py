@@ -22,14 +22,13 @@ from bottega.evaluation.run_store import RUN_FILE, RunStore
 from bottega.evaluation.run_traces import open_run_traces
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.migrations import GATEWAY_TABLES
-from bottega.gateway.accounting.schema import GATEWAY_DB
+from bottega.gateway.accounting.schema import GATEWAY_DB, GATEWAY_TABLES
 from bottega.gateway.batches.schema import BATCHES_DB
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.postgres.schema import KNOWLEDGE_BASE as KNOWLEDGE_TABLES
 from bottega.knowledge.schema import KNOWLEDGE_BASE
 from bottega.recording import TraceStore
-from bottega.recording.trace_tables import TRACE_STORE, TRACE_TABLES
+from bottega.recording.traces import TRACE_STORE, TRACE_TABLES
 from tests.postgres import PostgresServer
 
 Open = Callable[[Path], object]

@@ -11,7 +11,7 @@ import pytest
 from bottega._util.sqlite import FileKind
 from bottega.evaluation.run_store import RUN_FILE
 from bottega.knowledge.schema import KNOWLEDGE_BASE
-from bottega.recording.trace_tables import TRACE_STORE
+from bottega.recording.traces import TRACE_STORE
 from tests.cli.conftest import Run
 
 

@@ -51,7 +51,10 @@ TARGETS = (
         " gateway/test_ledger_writer gateway/test_logs",
     ),
     Target("_util/outage", "_util/test_outage gateway/test_ledger gateway/test_accounts"),
-    Target("_util/sqlite", "gateway/test_ledger gateway/test_accounts knowledge/test_rows"),
+    Target(
+        "_util/sqlite _util/sql_tables _util/store_kind",
+        "gateway/test_ledger gateway/test_accounts knowledge/test_rows _util/test_store_kind",
+    ),
     # Statistics.
     Target(
         "evaluation/metrics/* evaluation/paired",

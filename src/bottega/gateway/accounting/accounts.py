@@ -33,8 +33,6 @@ MAX_KEEP_SECONDS = 30 * 86_400.0  # a longer time would be a second key, not a r
 TOKEN = re.compile(r"sk-bottega-([0-9a-f]{12})-([0-9a-f]{64})", re.ASCII)
 TIER = re.compile(r"\*|[a-z][a-z0-9_-]{0,31}")
 NO_KEY = "0" * 12, "0" * 64
-
-
 REQUIRED = ("name", "namespace", "admin", "can_store", "viewer")
 SECRETS = ["secret", "previous_secret", "previous_until"]
 # Settings that `Accounts.update` changes.
