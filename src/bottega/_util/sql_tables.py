@@ -74,8 +74,8 @@ class Column:
     clean: Callable[[Any], Any] | None
 
 
-class SqlTable:
-    """SqlTable whose columns are the fields of a dataclass, with the same names and order. A field
+class TableSchema:
+    """Table whose columns are the fields of a dataclass, with the same names and order. A field
     `Annotated[T, clean]` is stored as `clean(value)`; tuples of texts are stored as text."""
 
     def __init__(self, name: str, row_type: type) -> None:

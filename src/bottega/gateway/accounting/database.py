@@ -17,9 +17,9 @@ from bottega._util.sql_tables import (
     DatabaseTables,
     FileTables,
     SqlRow,
-    SqlTable,
     SqlTables,
     Statement,
+    TableSchema,
 )
 from bottega.errors import StoreError
 from bottega.gateway.accounting.row_types import Entry, ShadowSample, text_of
@@ -183,7 +183,7 @@ class FileLedger(LedgerStore):
         self.tables.write(statements)
 
 
-def _inserts(table: SqlTable, rows: Sequence[object]) -> Iterator[Statement]:
+def _inserts(table: TableSchema, rows: Sequence[object]) -> Iterator[Statement]:
     """Yield statements that insert many rows each: between two statements the thread releases the
     GIL and waits for the event loop to give it back. The number of rows per statement is a power of
     two, because sqlite3 caches the last 128 different statements, 0.3 MB each."""

@@ -6,17 +6,17 @@ Both databases have the same tables, except those for the state that several gat
 from __future__ import annotations
 
 from bottega._util.postgres import PostgresKind
-from bottega._util.sql_tables import POSTGRES, SQLITE, SqlDialect, SqlTable
+from bottega._util.sql_tables import POSTGRES, SQLITE, SqlDialect, TableSchema
 from bottega._util.sqlite import FileKind
 from bottega.gateway.accounting.row_types import Account, DailySums, Entry, Feedback, ShadowSample
 
 FILE = "gateway.db"
 DAY = 86_400
-ENTRIES = SqlTable("gateway_entries", Entry)
-SHADOWS = SqlTable("gateway_shadows", ShadowSample)
-FEEDBACK = SqlTable("gateway_feedback", Feedback)
-ACCOUNTS = SqlTable("gateway_accounts", Account)
-DAILY_SUMS = SqlTable("gateway_rollups", DailySums)
+ENTRIES = TableSchema("gateway_entries", Entry)
+SHADOWS = TableSchema("gateway_shadows", ShadowSample)
+FEEDBACK = TableSchema("gateway_feedback", Feedback)
+ACCOUNTS = TableSchema("gateway_accounts", Account)
+DAILY_SUMS = TableSchema("gateway_rollups", DailySums)
 KEYS, SUMS = DAILY_SUMS.names[:5], DAILY_SUMS.names[5:]
 LISTED_KEYS = ", ".join(KEYS)
 
