@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -14,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typer import Exit
 
 from bottega import __version__
+from bottega._util.event_loops import run_closing
 from bottega._util.identity import identity, json_digest
 from bottega.cli.components import open_retrieval
 from bottega.cli.evaluation_output import stored_text
@@ -94,7 +94,7 @@ class StreamRun:
             setup = self._open_setup(folder)
             results: dict[Stream, StreamResult] = {}
             try:
-                asyncio.run(self._run(setup, streams, store, results))
+                run_closing(self._run(setup, streams, store, results), *self.models)
             except BudgetError as error:
                 say(f"{error}; {error.hint}")
             finally:
@@ -247,24 +247,20 @@ class StreamRun:
         store: RunStore | None,
         results: dict[Stream, StreamResult],
     ) -> None:
-        try:
-            if set(self.config.starts) - {"none"}:
-                setup = replace(setup, corpus=await self._corpus(setup))
-                if store is not None:
-                    await self._restart_changed(store, setup.corpus)
-            total = len(streams) * len(self.data.items)
-            with progress("streams", total, counts_money=True) as step:
-                await run_streams(
-                    setup,
-                    streams,
-                    concurrency=self.concurrency,
-                    store=store,
-                    done=lambda one: self._count(one, step),
-                    finished=results.__setitem__,
-                )
-        finally:
-            for model in self.models:
-                await model.aclose()
+        if set(self.config.starts) - {"none"}:
+            setup = replace(setup, corpus=await self._corpus(setup))
+            if store is not None:
+                await self._restart_changed(store, setup.corpus)
+        total = len(streams) * len(self.data.items)
+        with progress("streams", total, counts_money=True) as step:
+            await run_streams(
+                setup,
+                streams,
+                concurrency=self.concurrency,
+                store=store,
+                done=lambda one: self._count(one, step),
+                finished=results.__setitem__,
+            )
 
     def _count(self, scored: ScoredAnswer | None, step: Step) -> None:
         self.failed += scored is None
