@@ -28,7 +28,7 @@ from bottega.evaluation.master_answers import (
     labelled_questions,
     question_key,
 )
-from bottega.evaluation.metrics.intervals import Estimate
+from bottega.evaluation.metrics.intervals import bounds
 from bottega.evaluation.outcomes import Budget, BudgetedGenerator, ScoredAnswer, reply_cost
 from bottega.evaluation.run_store import RunStore
 from bottega.evaluation.stream_plan import APPRENTICE, MASTER, Stream, StreamConfig, item_orders
@@ -377,17 +377,11 @@ class StreamRun:
             say(f"{plural(self.failed, 'answer')} failed; {hint}")
 
 
-def _bounds(estimate: Estimate | None) -> tuple[float | None, ...]:
-    if estimate is None:
-        return None, None, None
-    return estimate.value, estimate.low, estimate.high
-
-
 def _row(point: CurvePoint) -> tuple[object, ...]:
     return (
         *(point.curve, f"{point.rate:g}", point.streams, point.n),
-        *_bounds(point.accuracy),
-        *_bounds(point.gain),
+        *bounds(point.accuracy),
+        *bounds(point.gain),
         *(point.master_share, point.agreement),
         "unknown" if point.cost_usd is None else f"{point.cost_usd:.4f}",
     )
@@ -395,4 +389,4 @@ def _row(point: CurvePoint) -> tuple[object, ...]:
 
 def _part_row(point: CurvePoint) -> tuple[object, ...]:
     parts = (None if one is None else one.value for one in point.gains)
-    return point.curve, f"{point.rate:g}", *parts, *_bounds(point.growth)
+    return point.curve, f"{point.rate:g}", *parts, *bounds(point.growth)

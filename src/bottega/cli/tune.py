@@ -32,7 +32,7 @@ from bottega.evaluation.leave_one_out import (
     model_trials,
     vote_trials,
 )
-from bottega.evaluation.metrics.intervals import Estimate
+from bottega.evaluation.metrics.intervals import Estimate, bounds
 from bottega.evaluation.tuning import Selection, Setting, Trial, select
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.tuned_settings import TunedSettings, tuned_for
@@ -251,13 +251,9 @@ def _print_trials(
     rows = []
     for label, trial in zip(labels, found.trials, strict=True):
         against = None if trial is found.current else trial.difference(found.current)
-        rows.append((*label, len(trial.correct), *_cells(trial.accuracy), *_cells(against)))
+        rows.append((*label, len(trial.correct), *bounds(trial.accuracy), *bounds(against)))
     print_table((*names, *COLUMNS), rows)
     say(_decision(found))
-
-
-def _cells(estimate: Estimate | None) -> tuple[float | None, ...]:
-    return (None,) * 3 if estimate is None else (estimate.value, estimate.low, estimate.high)
 
 
 def _decision(found: Selection) -> str:
