@@ -27,7 +27,6 @@ def namespace_of(account: Account, overrides: Overrides) -> str:
     raise ApiError(
         f"this key has no access to the namespace {wanted[:100]!r}",
         status=403,
-        type="permission_error",
         code="namespace_forbidden",
         hint=f"leave it out, or name one below {own!r}/" if own else "leave it out",
     )

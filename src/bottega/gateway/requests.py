@@ -56,7 +56,6 @@ def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
         raise ApiError(
             f"the host name is not allowed without an API key, got {host_name(host)[:100]!r}",
             status=403,
-            type="permission_error",
             code="host_forbidden",
             hint="use localhost, add the name to gateway.allowed_hosts, or run bottega keys add"
             " NAME and restart the gateway",
@@ -89,7 +88,6 @@ def check_origin(origin: str | None, allowed: Collection[str] = ()) -> None:
         raise ApiError(
             f"web pages of other hosts need an API key, got the origin {origin[:100]!r}",
             status=403,
-            type="permission_error",
             code="origin_forbidden",
             hint="run bottega keys add NAME, restart the gateway, and send the key",
         )
