@@ -207,4 +207,4 @@ def _has_rationales(data: Benchmark) -> bool:
 def _shows_rationales(prompt: Prompter) -> bool:
     query = Query("Is it?", choices=("yes", "no"))
     shown = prompt(query, [Candidate(Example(query, "yes", rationale=PROBE), 1.0)])
-    return any(PROBE in str(part) for message in shown.messages for part in message.parts)
+    return any(PROBE in str(part) for part in shown.parts)
