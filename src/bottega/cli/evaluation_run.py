@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from bottega._util.event_loops import run_closing
-from bottega._util.executor import Executor, LocalExecutor, Workers
+from bottega._util.executor import Actor, Executor, LocalExecutor
 from bottega._util.locations import StoreLocation
 from bottega._util.postgres import is_postgres_url
 from bottega._util.tracing import use_tracer
@@ -41,7 +41,7 @@ from bottega.types import Query
 
 WRONG = "none"  # value of --unparsable: an answer without a choice is wrong
 MethodResult = tuple[Result, list[ScoredAnswer]]
-MethodWorkers = Workers[tuple[MethodKey, int], ItemAnswer]
+MethodWorkers = Actor[tuple[MethodKey, int], ItemAnswer]
 
 
 def check_output(path: Path | None) -> None:

@@ -12,7 +12,7 @@ import typer
 from typer import Option
 
 from bottega._util.event_loops import run_closing
-from bottega._util.executor import LocalExecutor, Workers
+from bottega._util.executor import Actor, LocalExecutor
 from bottega.cli.components import LOCAL, check_executor, open_executor, open_prices
 from bottega.cli.knowledge_files import check_filled, open_rows
 from bottega.cli.options import (
@@ -261,9 +261,6 @@ class RationaleActor:
         await self._rationales.generator.aclose()
 
 
-RationaleWorkers = Workers[Example, RationaleResult]
-
-
 @dataclass(frozen=True)
 class RationaleFactory:
     """Factory of a `RationaleActor` from the name of a model and settings."""
@@ -294,7 +291,7 @@ class RationaleFactory:
 class WorkerRationales:
     """Source of rationales that workers write."""
 
-    workers: RationaleWorkers
+    workers: Actor[Example, RationaleResult]
 
     async def make(self, example: Example) -> RationaleResult:
         try:
