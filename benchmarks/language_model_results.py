@@ -129,7 +129,7 @@ async def streams(args: argparse.Namespace) -> None:
         ours, theirs = await run_stream(data, model, embedder, args.master_rate, seed)
         other = theirs.scores()
         for part in range(THIRDS):
-            for index, score in ours.scores(APPRENTICE, part, THIRDS).items():
+            for index, score in ours.scores(APPRENTICE, part).items():
                 pairs[part].append((score == 1, other[index] == 1))
     await model.aclose()
     pairs[THIRDS] = [pair for part in range(THIRDS) for pair in pairs[part]]

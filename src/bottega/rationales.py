@@ -195,7 +195,6 @@ class _Bill:
     replies: list[Reply] = field(default_factory=list)
 
     def total(self, result: RationaleResult) -> RationaleResult:
-        usages = [reply.usage for reply in self.replies]
         price = self.price
         costs = [price(reply.model, reply.usage) if price else None for reply in self.replies]
         priced = [cost for cost in costs if cost is not None]
@@ -205,11 +204,7 @@ class _Bill:
             result,
             requests=len(self.replies),
             calls=sum(len(reply.completions) for reply in self.replies),
-            usage=Usage(
-                sum(usage.prompt_tokens for usage in usages),
-                sum(usage.completion_tokens for usage in usages),
-                sum(usage.cached_tokens for usage in usages),
-            ),
+            usage=sum((reply.usage for reply in self.replies), Usage()),
             cost_usd=None if None in costs else sum(priced),
             at_most_usd=writing + self.verifications * verifying,
         )

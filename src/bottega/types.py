@@ -91,6 +91,15 @@ class Prompt:
 
     messages: tuple[Message, ...]
 
+    @property
+    def parts(self) -> tuple[str | Image, ...]:
+        """Texts and images of all messages, in order."""
+        return tuple(part for message in self.messages for part in message.parts)
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        return tuple(part for part in self.parts if isinstance(part, Image))
+
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
@@ -143,6 +152,13 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
 
 
 @dataclass(frozen=True)

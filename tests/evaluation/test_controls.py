@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bottega.errors import SettingError
-from bottega.evaluation.controls import SwappedPrompter, swap_image, swap_question
+from bottega.evaluation.controls import swap_image, swap_question, swapped_prompter
 from bottega.prompting import InterleavedPrompter
 from tests.builders import candidates
 from tests.evaluation.builders import episodic_benchmark, passage_benchmark
@@ -39,7 +39,7 @@ def test_question_swap_uses_a_question_about_another_topic() -> None:
 
 
 def test_swap_changes_only_the_last_turn_and_keeps_choices() -> None:
-    swap = SwappedPrompter(InterleavedPrompter(), swap_image(DATA, seed=0))
+    swap = swapped_prompter(InterleavedPrompter(), swap_image(DATA, seed=0))
     query = replace(DATA.items[0].query, choices=("a", "b"))
     shown = candidates("a", "b")
     plain, swapped = InterleavedPrompter()(query, shown).messages, swap(query, shown).messages

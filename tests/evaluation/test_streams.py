@@ -12,7 +12,6 @@ from bottega.evaluation.benchmark import labelled_benchmark
 from bottega.evaluation.outcomes import ScoredAnswer, pipeline_method
 from bottega.evaluation.streams import (
     StreamResult,
-    difference,
     gain,
     growth,
     mean_over,
@@ -73,7 +72,7 @@ async def test_items_retrieve_earlier_answers() -> None:
         )
         streamed = await stream(data, pipeline_method("cached", pipeline, 1))
     assert [one.score for one in streamed.scored] == [0, 1, 1, 1, 1, 1]
-    assert streamed.share("master") == pytest.approx(1 / 3)
+    assert [one.tier for one in streamed.scored].count("master") == 2
     assert streamed.scores("apprentice") == {0: 0.0, 2: 1.0, 3: 1.0, 5: 1.0}
 
 
@@ -109,11 +108,6 @@ def test_gain_compares_the_same_tier_on_the_same_items() -> None:
     control = scores_without([stream_of("1011", "aamm"), stream_of("1000")])
     assert gain([ours], control).value == 0.0  # the master lost one of its two
     assert gain([ours], control, tier="a").value == 0.5
-    assert gain([ours], control, tier="a", part=0, parts=4).value == 0.0
+    assert gain([ours], control, tier="a", part=0).value == 0.5
     missing = scores_without([StreamResult(stream_of("1000").scored[1:], 4)])
     assert gain([ours], missing, tier="a").value == 1.0
-
-
-def test_difference_pairs_items_of_two_streams() -> None:
-    found = difference([stream_of("1101")] * 3, [stream_of("1001")] * 3)
-    assert found.value == 0.25 and found.low <= 0 <= found.high

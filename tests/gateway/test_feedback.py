@@ -167,10 +167,6 @@ def test_question_of_an_apprentice_comes_from_the_client(endpoint: Server, tmp_p
 
 
 def test_question_may_come_from_a_lookup(endpoint: Server, tmp_path: Path) -> None:
-    @dataclass
-    class Kept:
-        query: Query
-
     with gateway(tmp_path, endpoint) as (server, one):
         reply = one.ask(5, model=SMALL)
         query = Query(QUESTION, (solid_image(5),))
@@ -179,7 +175,7 @@ def test_question_may_come_from_a_lookup(endpoint: Server, tmp_path: Path) -> No
             server.ledger,
             FeedbackSettings(),
             server.tenants.base,
-            find=lambda id: Kept(query) if id == reply.headers["x-request-id"] else None,
+            find_query=lambda id: query if id == reply.headers["x-request-id"] else None,
         )
         given = {"request_id": reply.headers["x-request-id"], "correction": "eight"}
         asyncio.run_coroutine_threadsafe(own.answer(ANONYMOUS, given), server.tenants._loop).result(

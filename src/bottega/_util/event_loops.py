@@ -7,7 +7,8 @@ import atexit
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeVar
+from contextlib import AsyncExitStack
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from bottega.errors import BottegaError, SettingError
 
@@ -122,3 +123,22 @@ async def for_each(
 
 async def _awaited(work: Awaitable[Value]) -> Value:
     return await work
+
+
+class AsyncCloseable(Protocol):
+    """Object that is closed in the event loop that used it."""
+
+    def aclose(self) -> Awaitable[object]: ...
+
+
+def run_closing(work: Awaitable[Value], *resources: AsyncCloseable) -> Value:
+    """Run the work in an event loop of its own, and close the resources at its end, also after an
+    error or an interrupt. Return its result."""
+
+    async def run() -> Value:
+        async with AsyncExitStack() as stack:
+            for resource in resources:
+                stack.push_async_callback(resource.aclose)
+            return await work
+
+    return asyncio.run(run())

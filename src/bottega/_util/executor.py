@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 ItemIn = TypeVar("ItemIn", contravariant=True)
 ValueOut = TypeVar("ValueOut", covariant=True)
@@ -18,7 +18,12 @@ Value = TypeVar("Value")
 class Actor(Protocol[ItemIn, ValueOut]):
     """Computation with state that is expensive to build, such as a loaded model.
 
-    Calls run concurrently on one event loop, so actors run blocking work in threads.
+    Calls run concurrently on one event loop, so actors run blocking work in threads. An executor
+    returns its workers, which share the items of a job, as one actor: a call computes one item and
+    raises the error of that item; later calls are not affected. The caller limits the number of
+    concurrent calls (`event_loops.for_each`), stores each result and enforces the budget.
+    Cancelling a call cancels the work. A worker process that ends during an item is replaced and
+    the item is retried. `WorkerError` is raised after several failures.
     """
 
     async def __call__(self, item: ItemIn, /) -> ValueOut: ...
@@ -30,30 +35,13 @@ class Actor(Protocol[ItemIn, ValueOut]):
 ActorFactory = Callable[[], Actor[Item, Value]]
 
 
-class Workers(Protocol[ItemIn, ValueOut]):
-    """Actors that share the items of a job.
-
-    A call computes one item with one actor and raises the error of that item; later calls are not
-    affected. The caller limits the number of concurrent calls (`event_loops.for_each`), stores each
-    result and enforces the budget. Cancelling a call cancels the work. A worker process that ends
-    during an item is replaced and the item is retried. `WorkerError` is raised after several
-    failures.
-    """
-
-    async def __call__(self, item: ItemIn, /) -> ValueOut: ...
-
-    async def aclose(self) -> None: ...
-
-
 class Executor(Protocol):
     """Source of workers: this process or a cluster. `count` is the number of processes."""
 
     @property
     def count(self) -> int: ...
 
-    def start(
-        self, factory: ActorFactory[Item, Value], *, concurrency: int
-    ) -> Workers[Item, Value]:
+    def start(self, factory: ActorFactory[Item, Value], *, concurrency: int) -> Actor[Item, Value]:
         """Start workers, each with its own actor and at most `concurrency` calls at a time. Blocks.
         Errors of the factory are raised here or by the first calls."""
         ...
@@ -64,30 +52,15 @@ class Executor(Protocol):
 
 
 class LocalExecutor:
-    """Executor with one actor in this process."""
+    """Executor with one actor in this process, called in the event loop of the caller."""
 
     count = 1
 
-    def start(
-        self, factory: ActorFactory[Item, Value], *, concurrency: int
-    ) -> Workers[Item, Value]:
-        return LocalWorkers(factory())
+    def start(self, factory: ActorFactory[Item, Value], *, concurrency: int) -> Actor[Item, Value]:
+        return factory()
 
     def close(self) -> None:
         pass
-
-
-class LocalWorkers(Generic[Item, Value]):
-    """Single actor, called in the event loop of the caller."""
-
-    def __init__(self, actor: Actor[Item, Value]) -> None:
-        self._actor = actor
-
-    async def __call__(self, item: Item, /) -> Value:
-        return await self._actor(item)
-
-    async def aclose(self) -> None:
-        await self._actor.aclose()
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from bottega._util.executor import Actor, ActorFactory, Workers
+from bottega._util.executor import Actor, ActorFactory
 from bottega.errors import BottegaError, SettingError, WorkerError, require_extra
 
 Item = TypeVar("Item")
@@ -61,9 +61,7 @@ class RayExecutor:
             self.close()
             raise
 
-    def start(
-        self, factory: ActorFactory[Item, Value], *, concurrency: int
-    ) -> Workers[Item, Value]:
+    def start(self, factory: ActorFactory[Item, Value], *, concurrency: int) -> Actor[Item, Value]:
         ray = self._ray
         try:
             stored = ray.put(factory)

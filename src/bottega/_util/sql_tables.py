@@ -86,13 +86,12 @@ class TableSchema:
         self.listed = ", ".join(self.names)
         self.marks = ", ".join(f"?{number}" for number in range(1, len(self.names) + 1))
         self._values = attrgetter(*self.names)
+        self._cleaners = [column.clean for column in self.columns]
 
     def row(self, one: object) -> SqlRow:
         """Return the columns of an instance."""
-        values = zip(self.columns, self._values(one), strict=True)
-        return tuple(
-            [value if column.clean is None else column.clean(value) for column, value in values]
-        )
+        values = zip(self._cleaners, self._values(one), strict=True)
+        return tuple([value if clean is None else clean(value) for clean, value in values])
 
     def create(self, dialect: SqlDialect, *, key: str = "", more: str = "") -> str:
         """Return the statement that creates the table. `key` are the columns of a primary key by

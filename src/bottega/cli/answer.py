@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, TypeVar, cast, get_args
+from typing import Annotated, cast, get_args
 
 from typer import Argument, Exit, Option
 
-from bottega._util.event_loops import for_each
+from bottega._util.event_loops import for_each, run_closing
 from bottega._util.locations import StoreLocation
 from bottega.cli.answer_output import ImageResult, answer_document, kept_text, report_images
 from bottega.cli.answer_search import (
@@ -85,7 +84,7 @@ SHOTS, ASK_SHOTS = 10, 3  # defaults of classify and ask
 AUTO = "auto"
 NEAREST_LAST: DemonstrationOrder = "nearest-last"
 
-T = TypeVar("T")
+ImageClassifier = Callable[[Query], Awaitable[Trace | VectorAnswer]]
 
 
 def classify(
@@ -152,6 +151,7 @@ def classify(
     generator = open_model(model) if model else None  # fails before the files are opened
     uses_model = method not in VECTOR_METHODS
     results = [ImageResult(path) for path in found]
+    classify_one: ImageClassifier
     with (
         open_to_search(file, embed, namespace, by) as knowledge,
         open_recorder(traces if uses_model else StoreLocation(Path(NO_TRACES))) as record,
@@ -177,13 +177,13 @@ def classify(
                 record=record,
                 price=open_prices(price),
             )
-            work = partial(_classify_by_model, pipeline)
+            classify_one, models = pipeline.trace, [generator]
         else:
-            work = partial(_classify_all, VectorClassifier(knowledge, method, shots))
+            classify_one, models = VectorClassifier(knowledge, method, shots), []
         with noting_interruption(lambda: kept_text(results)):
             try:
                 with progress("classifying", len(found)) as step:
-                    asyncio.run(work(results, step))
+                    run_closing(_classify_all(classify_one, results, step), *models)
             except KeyboardInterrupt:
                 report_images([one for one in results if one.is_done], json)
                 raise
@@ -205,10 +205,7 @@ def ask(
     ] = None,
     kb: Annotated[
         StoreLocation | None,
-        knowledge_option(
-            "--kb",
-            help="Use demonstrations from this knowledge base.",
-        ),
+        knowledge_option("Use demonstrations from this knowledge base."),
     ] = None,
     shots: Annotated[
         int | None,
@@ -273,7 +270,7 @@ def ask(
             sampling=sampling,
         )
         with choice.progress(generator):
-            trace = asyncio.run(_closing(pipeline, pipeline.trace(query)))
+            trace = run_closing(pipeline.trace(query), generator)
     if knowledge:
         knowledge.close()
     if json:
@@ -326,16 +323,8 @@ def _images(path: Path) -> list[Path]:
     return found
 
 
-async def _classify_by_model(
-    pipeline: Pipeline, results: Sequence[ImageResult], done: Callable[[int], None]
-) -> None:
-    await _closing(pipeline, _classify_all(pipeline.trace, results, done))
-
-
 async def _classify_all(
-    classify: Callable[[Query], Awaitable[Trace | VectorAnswer]],
-    results: Sequence[ImageResult],
-    done: Callable[[int], None],
+    classify: ImageClassifier, results: Sequence[ImageResult], done: Callable[[int], None]
 ) -> None:
     async def one(item: ImageResult) -> None:
         try:
@@ -348,11 +337,3 @@ async def _classify_all(
         done(1)
 
     await for_each(results, one, limit=CONCURRENCY)
-
-
-async def _closing(pipeline: Pipeline, work: Awaitable[T]) -> T:
-    try:
-        return await work
-    finally:
-        tier = await pipeline.route(Query(""))
-        await tier.generator.aclose()

@@ -33,7 +33,6 @@ from bottega.types import Sampling
 SearchOption = Annotated[
     Literal["none", "rcts"],
     Option(
-        "--search",
         metavar="none|rcts",
         help="rcts: select the demonstrations of --kb by a tree search, with many completions. The"
         " prompt asks for reasons before the answer.",
@@ -42,7 +41,6 @@ SearchOption = Annotated[
 SearchCalls = Annotated[
     int | None,
     Option(
-        metavar="N",
         min=1,
         help="Maximum number of completions of the search.",
         show_default="those of 10 rollouts",
@@ -51,7 +49,6 @@ SearchCalls = Annotated[
 SearchTokens = Annotated[
     int | None,
     Option(
-        metavar="N",
         min=1,
         help="Maximum tokens of the search, prompts and completions together.",
         show_default="no limit",
@@ -60,7 +57,6 @@ SearchTokens = Annotated[
 SearchSeconds = Annotated[
     float | None,
     Option(
-        metavar="X",
         help="Time limit of the search in seconds; afterwards the nearest examples are shown.",
         show_default=f"{SECONDS:g}",
     ),
@@ -68,7 +64,6 @@ SearchSeconds = Annotated[
 AskCompressor = Annotated[
     Path | None,
     Option(
-        "--compressor",
         metavar="FOLDER",
         help="Show the examples of --kb as a KV prefix (racc): a folder written by `bottega"
         " compress train`. The bundled apprentice has its own.",
@@ -77,7 +72,6 @@ AskCompressor = Annotated[
 AskStore = Annotated[
     Path | None,
     Option(
-        "--store",
         metavar="FOLDER",
         help="Read the examples of --kb from a store of `bottega compress build` (racc). Default:"
         " compress on demand.",

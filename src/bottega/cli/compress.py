@@ -7,11 +7,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Exit, Option, Typer
+from typer import Argument, Exit, Option
 
 from bottega.cli.components import LOCAL, check_executor, local_model, open_executor
 from bottega.cli.compressor_plan import load_plan
-from bottega.cli.help import HelpCommand, HelpGroup
+from bottega.cli.help import HelpCommand, command_group
 from bottega.cli.knowledge_files import check_filled, open_rows
 from bottega.cli.options import (
     CompressorFolder,
@@ -32,12 +32,7 @@ from bottega.types import Example
 
 NO_PASSAGES = "all examples have an answer; compress them as demonstrations with --all"
 
-compress = Typer(
-    cls=HelpGroup,
-    add_completion=False,
-    no_args_is_help=True,
-    help="Train a passage compressor (RACC) and pre-compress passages.",
-)
+compress = command_group("Train a passage compressor (RACC) and pre-compress passages.")
 
 
 @compress.command(cls=HelpCommand)

@@ -30,7 +30,6 @@ from bottega.cli.eval_options import (
     AllowOverlapOption,
     AlphaOption,
     AnswersFromOption,
-    BudgetOption,
     ChildrenOption,
     ConcurrencyOption,
     EarlyStopOption,
@@ -87,6 +86,7 @@ from bottega.cli.master_answers import stored_answers
 from bottega.cli.method_actor import ANSWER_TOKENS, MethodFactory, cost_of_drafts, open_classifier
 from bottega.cli.options import (
     BenchmarkSpec,
+    BudgetOption,
     CompressorFolder,
     DefaultModel,
     DryRun,

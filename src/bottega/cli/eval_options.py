@@ -26,7 +26,6 @@ PAPER = SearchConfig()
 QuestionOption = Annotated[
     str | None,
     Option(
-        metavar="TEXT",
         help="Set the question about each image of image-folder:DIR or manyicl:DIR.",
         show_default=IMAGE_QUESTION,
     ),
@@ -49,12 +48,11 @@ ShotsOption = Annotated[
     ),
 ]
 KnowledgePerClassOption = Annotated[
-    int | None, Option(metavar="N", min=1, help="Maximum examples per label in the knowledge base.")
+    int | None, Option(min=1, help="Maximum examples per label in the knowledge base.")
 ]
 KnowledgeShareOption = Annotated[
     float,
     Option(
-        metavar="X",
         min=0.001,
         max=1,
         help="Keep this random share of the knowledge base's examples.",
@@ -100,19 +98,17 @@ MetricOption = Annotated[
 GroupsOption = Annotated[
     int | None,
     Option(
-        metavar="N",
         min=1,
         help="Number of groups of hashtag methods.",
         show_default="adapted to the examples",
     ),
 ]
 LabelNoiseOption = Annotated[
-    float, Option(metavar="X", min=0, max=1, help="Fraction of knowledge-base answers to corrupt.")
+    float, Option(min=0, max=1, help="Fraction of knowledge-base answers to corrupt.")
 ]
 OrderOption = Annotated[
     str | None,
     Option(
-        "--order",
         metavar="NAME",
         help=ORDER_HELP,
         show_default="that of bottega tune; nearest-first for the benchmarks of RCTS, unless "
@@ -131,7 +127,6 @@ RerankOption = Annotated[
 SamplesOption = Annotated[
     int | None,
     Option(
-        metavar="N",
         min=2,
         help="Samples that majority and best-of-n choose from.",
         show_default=f"{SAMPLES}; with rcts the maximum calls of its search",
@@ -140,7 +135,6 @@ SamplesOption = Annotated[
 PresetOption = Annotated[
     Preset,
     Option(
-        "--preset",
         metavar="paper|released",
         help="Settings of rcts and its controls: those of the paper, or of the authors' code for "
         "this benchmark. The options below override them.",
@@ -149,7 +143,6 @@ PresetOption = Annotated[
 RolloutsOption = Annotated[
     int | None,
     Option(
-        metavar="N",
         min=1,
         help="Branches that a search answers and scores.",
         show_default=str(PAPER.rollouts),
@@ -167,7 +160,6 @@ RewardOption = Annotated[
 AlphaOption = Annotated[
     float | None,
     Option(
-        metavar="X",
         min=0,
         max=1,
         help="Weight of the self-consistency reward in the reward (eq. 9).",
@@ -177,7 +169,6 @@ AlphaOption = Annotated[
 FetchOption = Annotated[
     int | None,
     Option(
-        metavar="N",
         min=1,
         help="Number of retrieved examples from which a search selects.",
         show_default=str(PAPER.fetch),
@@ -186,7 +177,6 @@ FetchOption = Annotated[
 ChildrenOption = Annotated[
     int | None,
     Option(
-        metavar="N",
         min=1,
         help="Maximum children of a node of the tree.",
         show_default=str(PAPER.children),
@@ -195,7 +185,6 @@ ChildrenOption = Annotated[
 ExplorationOption = Annotated[
     float | None,
     Option(
-        metavar="X",
         min=0,
         help="Exploration constant of the tree search (c in eq. 11).",
         show_default=str(PAPER.exploration),
@@ -228,20 +217,19 @@ RationalesOption = Annotated[
 RationalesFromOption = Annotated[
     StoreLocation | None,
     knowledge_option(
-        help="Show the rationales that `bottega rationales` wrote into this knowledge base.",
+        "Show the rationales that `bottega rationales` wrote into this knowledge base."
     ),
 ]
 AnswersFromOption = Annotated[
     StoreLocation | None,
     knowledge_option(
-        help="Show a master's answers from this file of `bottega answer` in demonstrations, "
+        "Show a master's answers from this file of `bottega answer` in demonstrations, "
         "instead of the gold answers.",
     ),
 ]
 HyperOption = Annotated[
     str | None,
     Option(
-        "--hyper",
         metavar="NAME",
         help="Hyper model, which compresses the passages, if it is not --model: "
         "bundled:master, a folder, or a Hugging Face id.",
@@ -250,7 +238,6 @@ HyperOption = Annotated[
 StoreOption = Annotated[
     Path | None,
     Option(
-        "--store",
         metavar="FOLDER",
         help="Read compressed passages from this store, which `bottega compress build` wrote with "
         "--compressor. Default: compress on demand.",
@@ -259,17 +246,15 @@ StoreOption = Annotated[
 MaxTokensOption = Annotated[
     int | None,
     Option(
-        metavar="N",
         min=1,
         help="Maximum tokens of a reply.",
         show_default=f"{LABEL_TOKENS} for labels, else {ANSWER_TOKENS}",
     ),
 ]
-ConcurrencyOption = Annotated[int, Option(metavar="N", min=1, help="Maximum concurrent queries.")]
+ConcurrencyOption = Annotated[int, Option(min=1, help="Maximum concurrent queries.")]
 RoundSizeOption = Annotated[
     int | None,
     Option(
-        metavar="N",
         min=1,
         help="Evaluate in item order, in rounds of this size, for methods that learn from answers.",
     ),
@@ -302,9 +287,6 @@ UnparsableOption = Annotated[
         help="Score unparsable multiple-choice replies of mmmu as none (wrong) or random (a "
         "random choice, as in MMMU's own code).",
     ),
-]
-BudgetOption = Annotated[
-    float | None, Option(metavar="USD", help="Stop before the cost exceeds this many US dollars.")
 ]
 OutOption = Annotated[
     Path | None,

@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from bottega._util.executor import Executor, LocalExecutor, Workers
+from bottega._util.event_loops import run_closing
+from bottega._util.executor import Actor, Executor, LocalExecutor
 from bottega._util.locations import StoreLocation
 from bottega._util.postgres import is_postgres_url
 from bottega._util.tracing import use_tracer
@@ -40,7 +41,7 @@ from bottega.types import Query
 
 WRONG = "none"  # value of --unparsable: an answer without a choice is wrong
 MethodResult = tuple[Result, list[ScoredAnswer]]
-MethodWorkers = Workers[tuple[MethodKey, int], ItemAnswer]
+MethodWorkers = Actor[tuple[MethodKey, int], ItemAnswer]
 
 
 def check_output(path: Path | None) -> None:
@@ -93,7 +94,8 @@ def run_methods(
             )
             for m in methods
         ]
-        asyncio.run(_run_all(data, methods, counters, workers, config, state, runs, report))
+        work = _run_all(data, methods, counters, config, state, runs, report)
+        run_closing(work, workers)
 
 
 def _check_images(data: Benchmark, config: RunConfig, generator: Generator) -> None:
@@ -131,29 +133,25 @@ async def _run_all(
     data: Benchmark,
     methods: Sequence[Method],
     counters: Sequence[CallCounter],
-    workers: MethodWorkers,
     config: RunConfig,
     state: RunState,
     runs: list[MethodResult],
     report: Callable[[str], None],
 ) -> None:
-    try:
-        for method, calls in zip(methods, counters, strict=True):
-            with (
-                use_tracer(calls),
-                progress(method.title, len(data.items), counts_money=True, calls=calls) as step,
-            ):
-                result, scored = await evaluate(
-                    data, method, config, state, done=lambda one: step(1, _cost(one))
-                )
-            runs.append((result, scored))
-            value = "-" if result.value is None else f"{result.value:.3f}"
-            cost = f", {result.cost_usd:.4f} USD" if result.cost_usd else ""
-            report(f"{method.title}: {value} in {result.seconds:.1f} s{cost}")
-            if isinstance(state.store, RunStore):
-                await asyncio.to_thread(_store_thumbnails, state.store.path, data, method)
-    finally:
-        await workers.aclose()
+    for method, calls in zip(methods, counters, strict=True):
+        with (
+            use_tracer(calls),
+            progress(method.title, len(data.items), counts_money=True, calls=calls) as step,
+        ):
+            result, scored = await evaluate(
+                data, method, config, state, done=lambda one: step(1, _cost(one))
+            )
+        runs.append((result, scored))
+        value = "-" if result.value is None else f"{result.value:.3f}"
+        cost = f", {result.cost_usd:.4f} USD" if result.cost_usd else ""
+        report(f"{method.title}: {value} in {result.seconds:.1f} s{cost}")
+        if isinstance(state.store, RunStore):
+            await asyncio.to_thread(_store_thumbnails, state.store.path, data, method)
 
 
 def _store_thumbnails(path: Path, data: Benchmark, method: Method) -> None:

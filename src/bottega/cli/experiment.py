@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from contextlib import closing
-from datetime import datetime
 from typing import Annotated
 
-from typer import Option, Typer
+from typer import Option
 
-from bottega.cli.help import HelpCommand, HelpGroup
-from bottega.cli.options import Database, DataFolder, Json, gateway_store, parse_time, timestamp
+from bottega.cli.help import HelpCommand, command_group
+from bottega.cli.options import Database, DataFolder, Json, gateway_store, since_option
 from bottega.cli.output import note, print_json, print_table, say
 from bottega.gateway.accounting.experiment_report import experiment_report
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.sequential import MIN_VALUES, SequentialEstimate
 
-experiment = Typer(
-    cls=HelpGroup,
-    add_completion=False,
-    no_args_is_help=True,
-    help="Compare the variants of an experiment.",
-)
+experiment = command_group("Compare the variants of an experiment.")
 NAMES = {
     "agreement": "agreement with the master",
     "rating": "rating",
@@ -31,11 +25,6 @@ NAMES = {
 }
 
 
-@experiment.callback()
-def group() -> None:
-    """Compare the variants of an experiment."""
-
-
 @experiment.command(cls=HelpCommand)
 def report(
     data: DataFolder = None,
@@ -44,17 +33,12 @@ def report(
         str | None,
         Option("--experiment", help="Name of the experiment (default: the latest)."),
     ] = None,
-    since: Annotated[
-        datetime | None,
-        Option(
-            metavar="TIME", parser=parse_time, help="Only requests at or after this local time."
-        ),
-    ] = None,
+    since: Annotated[float | None, since_option("requests")] = None,
     json: Json = False,
 ) -> None:
     """Report quality, cost and latency of both variants, with always-valid intervals."""
     with closing(Ledger(gateway_store(data, database), create=False)) as ledger:
-        found = experiment_report(ledger, name, since=timestamp(since) or 0.0)
+        found = experiment_report(ledger, name, since=since or 0.0)
     if json:
         print_json(found)
         return

@@ -33,7 +33,7 @@ def explain(
     kb: Annotated[
         StoreLocation | None,
         knowledge_option(
-            help="Knowledge base with the images of the demonstrations, for the page.",
+            help="Knowledge base with the images of the demonstrations, for the page."
         ),
     ] = None,
     image: Annotated[

@@ -45,6 +45,17 @@ class HelpGroup(TyperGroup):
         return _without_types(super().get_params(ctx))
 
 
+def command_group(help: str) -> typer.Typer:
+    """Return a group of commands that shows its help if no command is named."""
+    group = typer.Typer(cls=HelpGroup, add_completion=False, no_args_is_help=True, help=help)
+    group.callback()(_no_action)  # without one, a single command would take the group's place
+    return group
+
+
+def _no_action() -> None:
+    pass
+
+
 class LazyCommand(TyperCommand):
     """Command whose module is imported when it runs, or for its help screen and completions.
 

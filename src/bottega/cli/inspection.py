@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import mimetypes
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
+from bottega._util.event_loops import run_closing
 from bottega.bundled import bundled_folder
 from bottega.bundled.photo_model import NETWORKS
 from bottega.cli.components import stored_traces
@@ -23,8 +22,7 @@ from bottega.cli.options import (
     KnowledgeFile,
     Namespace,
     RecordedTraces,
-    parse_time,
-    timestamp,
+    since_option,
 )
 from bottega.cli.output import clock, note, plural, print_json, print_table, say
 from bottega.errors import NotFoundError, SettingError
@@ -40,10 +38,7 @@ Limit = Annotated[
     int, Option("--limit", "-n", min=1, max=1_000_000, help="Maximum number of rows.")
 ]
 
-Since = Annotated[
-    datetime | None,
-    Option(metavar="TIME", parser=parse_time, help="Only rows at or after this local time."),
-]
+Since = Annotated[float | None, since_option("rows")]
 MAX_LABELS = 10
 MIN_ID = 12  # characters of an id in a table; those of a gateway begin with req_ and their time
 MAX_TEXT = 48  # characters in a table
@@ -102,7 +97,7 @@ def ls(
     say(f"{len(examples)} of {total} examples")
 
 
-def _filter(tags: Sequence[str], text: str | None, since: datetime | None) -> Filter:
+def _filter(tags: Sequence[str], text: str | None, since: float | None) -> Filter:
     parts: list[Filter] = []
     for tag in tags:
         name, sign, value = tag.partition("=")
@@ -113,7 +108,7 @@ def _filter(tags: Sequence[str], text: str | None, since: datetime | None) -> Fi
     if text is not None:
         parts.append(Contains(text))
     if since is not None:
-        parts.append(Range("created", low=timestamp(since)))
+        parts.append(Range("created", low=since))
     return And(tuple(parts))
 
 
@@ -219,9 +214,7 @@ def log(
                 if trace.tree is not None:
                     note(f"show the search with bottega explain {trace.id}")
             return
-        found = store.search(
-            text or "", tier=tier, namespace=namespace, since=timestamp(since), limit=limit
-        )
+        found = store.search(text or "", tier=tier, namespace=namespace, since=since, limit=limit)
         summary = store.summary()
         length = max(MIN_ID, store.unique_length([one.id for one in found]))
     if json:
@@ -270,7 +263,8 @@ def models(
         (SIMULATED, "simulated", "answers the task codes by a fixed procedure"),
     ]
     if endpoint:
-        names = asyncio.run(_at_endpoint())
+        generator = OpenAIGenerator("any")
+        names = run_closing(generator.list_models(), generator)
         rows += [(f"openai:{name}", "endpoints", "at the endpoint") for name in names]
     else:
         where = (
@@ -301,14 +295,6 @@ def _bundled_models() -> Iterator[tuple[str, str, str]]:
     for name, (for_photographs, for_others) in DISPATCHED.items():
         what = f"{for_photographs} for prompts with a photograph, {for_others} for others"
         yield name, "both", what
-
-
-async def _at_endpoint() -> list[str]:
-    generator = OpenAIGenerator("any")
-    try:
-        return await generator.list_models()
-    finally:
-        await generator.aclose()
 
 
 def _write_image(example: Example, file: Path) -> None:

@@ -8,9 +8,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option, Typer
+from typer import Argument, Option
 
-from bottega.cli.help import HelpCommand, HelpGroup
+from bottega.cli.help import HelpCommand, command_group
 from bottega.cli.options import CONFIG, Database, DataFolder, Json, gateway_store
 from bottega.cli.output import note, plural, print_json, print_result, print_table
 from bottega.gateway.accounting.accounts import Accounts
@@ -24,12 +24,7 @@ COLUMNS = (
     *("concurrent", "tiers", "namespaces", "created", "expires", "revoked"),
 )
 DAY = 86_400
-keys = Typer(
-    cls=HelpGroup,
-    add_completion=False,
-    no_args_is_help=True,
-    help="Create, list, rotate and revoke the gateway's keys.",
-)
+keys = command_group("Create, list, rotate and revoke the gateway's keys.")
 
 
 @keys.command(cls=HelpCommand)

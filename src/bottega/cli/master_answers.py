@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Exit, Option
 
-from bottega._util.executor import LocalExecutor, Workers
+from bottega._util.event_loops import run_closing
+from bottega._util.executor import LocalExecutor
 from bottega._util.locations import StoreLocation
 from bottega.cli.components import (
     LOCAL,
@@ -22,6 +23,7 @@ from bottega.cli.knowledge_files import open_rows, open_to_add
 from bottega.cli.options import (
     MODELS_HELP,
     BenchmarkSpec,
+    BudgetOption,
     DryRun,
     Embed,
     KnowledgeFile,
@@ -76,10 +78,7 @@ def answer(
     embed: Embed = None,
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = ANSWER_TOKENS,
     concurrency: Annotated[int, Option(min=1, help="Maximum concurrent questions.")] = 32,
-    budget: Annotated[
-        float | None,
-        Option(metavar="USD", help="Stop before the cost exceeds this many US dollars."),
-    ] = None,
+    budget: BudgetOption = None,
     synonyms: Synonyms = None,
     dry_run: DryRun = False,
     price: PriceOption = None,
@@ -142,7 +141,7 @@ def answer(
                 keep=keep,
                 done=lambda cost: step(1, cost),
             )
-            asyncio.run(_closing(ask, work))
+            run_closing(work, ask)
     _report(file, data, questions, found, limits)
 
 
@@ -238,13 +237,6 @@ class MasterFactory:
             remember=False,
         )
         return MasterActor(replace(pipeline, record=None), generator, empty)
-
-
-async def _closing(workers: Workers[Any, Any], work: Coroutine[Any, Any, None]) -> None:
-    try:
-        await work
-    finally:
-        await workers.aclose()
 
 
 def _report(

@@ -27,13 +27,10 @@ BenchmarkSpec = Annotated[
         "docs/evaluation.md.",
     ),
 ]
-ItemLimit = Annotated[
-    int | None, Option(metavar="N", min=1, help="Maximum number of evaluated items.")
-]
+ItemLimit = Annotated[int | None, Option(min=1, help="Maximum number of evaluated items.")]
 CompressorFolder = Annotated[
     Path | None,
     Option(
-        "--compressor",
         metavar="FOLDER",
         help="Compressor of racc: a folder written by `bottega compress train`. The bundled "
         "apprentice has its own.",
@@ -50,18 +47,15 @@ KnowledgeFile = Annotated[
 ]
 
 
-def knowledge_option(*names: str, help: str) -> Any:
+def knowledge_option(help: str) -> Any:
     """Return an option whose value is a knowledge base."""
-    return Option(*names, metavar="K.db", parser=StoreLocation.from_argument, help=help)
+    return Option(metavar="K.db", parser=StoreLocation.from_argument, help=help)
 
 
-Namespace = Annotated[
-    str, Option("--namespace", metavar="NAME", help="Namespace (default: the unnamed one).")
-]
+Namespace = Annotated[str, Option(metavar="NAME", help="Namespace (default: the unnamed one).")]
 By = Annotated[
     str | None,
     Option(
-        "--by",
         metavar="NAME",
         help="View to search, as listed by stats (default: the only one, or 'default').",
     ),
@@ -71,7 +65,6 @@ By = Annotated[
 DataFolder = Annotated[
     Path | None,
     Option(
-        "--data",
         metavar="FOLDER",
         help="Data folder of the gateway.",
         show_default="BOTTEGA_DATA, else gateway.data of ./bottega.toml, else bottega-data",
@@ -80,7 +73,6 @@ DataFolder = Annotated[
 Database = Annotated[
     str | None,
     Option(
-        "--database",
         metavar="URL",
         help="PostgreSQL database that the gateways share, instead of a data folder.",
         show_default="BOTTEGA_DATABASE, else state.database_env of ./bottega.toml, else none",
@@ -121,8 +113,9 @@ def _check_database(name: str, url: str) -> None:
         )
 
 
-def parse_time(text: str) -> datetime:
-    """Return the local time of an ISO 8601 text. Raises `SettingError`."""
+def parse_time(text: str) -> float:
+    """Return the local time of an ISO 8601 text in unix seconds. Times before 1970 may have no
+    timestamp: they become 1970-01-02, which precedes all stored data. Raises `SettingError`."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError as error:
@@ -130,13 +123,19 @@ def parse_time(text: str) -> datetime:
             f"--since must be a date or time such as 2026-01-31 or 2026-01-31T09:30, got {text!r}",
             hint="set e.g. --since 2026-01-31",
         ) from error
-    return time if time.tzinfo is None else time.astimezone().replace(tzinfo=None)
+    local = time if time.tzinfo is None else time.astimezone().replace(tzinfo=None)
+    return max(local, datetime(1970, 1, 2)).timestamp()
 
 
-def timestamp(time: datetime | None) -> float | None:
-    """Return a local time in unix seconds. Times before 1970 may have no timestamp: they become
-    1970-01-02, which precedes all stored data."""
-    return None if time is None else max(time, datetime(1970, 1, 2)).timestamp()
+def since_option(rows: str) -> Any:
+    """Return an option for the time of the first rows, which is None by default."""
+    help = f"Only {rows} at or after this local time."
+    return Option(metavar="TIME", parser=parse_time, help=help)
+
+
+OnlyNamespace = Annotated[
+    str | None, Option(metavar="NAME", help="Only this namespace (default: all of them).")
+]
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
@@ -165,7 +164,7 @@ def _file_name(path: Path | None) -> Path | None:
 
 JsonFile = Annotated[
     Path | None,
-    Option("--json", metavar="FILE", callback=_file_name, help="Write the results to this file."),
+    Option(metavar="FILE", callback=_file_name, help="Write the results to this file."),
 ]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 MODELS_HELP = (
@@ -204,7 +203,6 @@ Embed = Annotated[
 PromptStyle = Annotated[
     str,
     Option(
-        "--prompt",
         metavar="NAME",
         help="paper (Visual RAG, appendix A), interleaved (turns), reasoned (turns that ask for "
         "reasons before the answer), or auto (by model; reasoned for rcts).",
@@ -214,7 +212,6 @@ ORDER_HELP = "Demonstration order: nearest-last, nearest-first or shuffled."
 DefaultOrder = Annotated[
     str | None,
     Option(
-        "--order",
         metavar="NAME",
         help=ORDER_HELP,
         show_default="that of bottega tune, else nearest-last",
@@ -223,12 +220,11 @@ DefaultOrder = Annotated[
 Stop = Annotated[
     list[str] | None,
     Option(
-        "--stop",
         metavar="TEXT",
         help="End a reply before this text; may be repeated. \\n is a line break.",
     ),
 ]
-Seed = Annotated[int, Option(metavar="N", min=0, help="Seed of every random choice.")]
+Seed = Annotated[int, Option(min=0, help="Seed of every random choice.")]
 Synonyms = Annotated[
     Path | None,
     Option(
@@ -254,8 +250,6 @@ On = Annotated[
 WorkerCount = Annotated[
     int | None,
     Option(
-        "--workers",
-        metavar="N",
         min=1,
         help="Number of worker processes of --on ray.",
         show_default="one per CPU",
@@ -264,7 +258,6 @@ WorkerCount = Annotated[
 TraceFile = Annotated[
     StoreLocation | None,
     Option(
-        "--traces",
         metavar="FILE",
         parser=StoreLocation.from_argument,
         help="Trace database: a file, postgresql://USER@HOST/DATABASE, or none (default: "
@@ -274,17 +267,18 @@ TraceFile = Annotated[
 RecordedTraces = Annotated[
     StoreLocation | None,
     Option(
-        "--traces",
         metavar="FILE",
         parser=StoreLocation.from_argument,
         help="Trace database: a file, postgresql://USER@HOST/DATABASE, or the --out folder of "
         "bottega eval or stream (default: BOTTEGA_TRACES, else the app folder).",
     ),
 ]
+BudgetOption = Annotated[
+    float | None, Option(metavar="USD", help="Stop before the cost exceeds this many US dollars.")
+]
 PriceOption = Annotated[
     str | None,
     Option(
-        "--price",
         metavar="IN,OUT",
         help="USD per million tokens, IN,OUT (default: published prices).",
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,10 +11,20 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from bottega._util.executor import LocalExecutor, Workers
+from bottega._util.event_loops import run_closing
+from bottega._util.executor import Actor, LocalExecutor
 from bottega.cli.components import LOCAL, check_executor, open_executor, open_prices
 from bottega.cli.knowledge_files import check_filled, open_rows
-from bottega.cli.options import DryRun, Json, KnowledgeFile, Namespace, On, PriceOption, WorkerCount
+from bottega.cli.options import (
+    BudgetOption,
+    DryRun,
+    Json,
+    KnowledgeFile,
+    Namespace,
+    On,
+    PriceOption,
+    WorkerCount,
+)
 from bottega.cli.output import (
     note,
     noting_interruption,
@@ -160,7 +169,6 @@ def rationales(
     fresh: Annotated[
         int,
         Option(
-            metavar="N",
             min=0,
             help="Make N new predictions with each kept rationale, and report their accuracy beside"
             " that of the predictions that selected it.",
@@ -179,10 +187,7 @@ def rationales(
     concurrency: Annotated[
         int, Option(min=1, help="Maximum concurrent examples and requests.")
     ] = 16,
-    budget: Annotated[
-        float | None,
-        Option(metavar="USD", help="Stop before the cost exceeds this many US dollars."),
-    ] = None,
+    budget: BudgetOption = None,
     price: PriceOption = None,
     dry_run: DryRun = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Skip the cost confirmation.")] = False,
@@ -234,7 +239,7 @@ def rationales(
             kept = "finished rationales are stored; repeat the command to resume"
             with noting_interruption(lambda: kept):
                 try:
-                    asyncio.run(job.all(makers, spending))
+                    run_closing(job.all(spending), makers)
                 finally:
                     report(found, run, json)
     if spending.is_spent:
@@ -254,9 +259,6 @@ class RationaleActor:
 
     async def aclose(self) -> None:
         await self._rationales.generator.aclose()
-
-
-RationaleWorkers = Workers[Example, RationaleResult]
 
 
 @dataclass(frozen=True)
@@ -289,7 +291,7 @@ class RationaleFactory:
 class WorkerRationales:
     """Source of rationales that workers write."""
 
-    workers: RationaleWorkers
+    workers: Actor[Example, RationaleResult]
 
     async def make(self, example: Example) -> RationaleResult:
         try:
@@ -308,15 +310,12 @@ class Job:
     concurrency: int
     asks: bool
 
-    async def all(self, workers: RationaleWorkers, spending: Budget) -> None:
-        try:
-            rest = await self._first(spending)
-            if rest and not spending.is_spent and self._confirm(len(rest)):
-                with progress("writing rationales", len(rest), counts_money=True) as step:
-                    self.run.step = step
-                    await self.work.run(rest, spending, self.concurrency)
-        finally:
-            await workers.aclose()
+    async def all(self, spending: Budget) -> None:
+        rest = await self._first(spending)
+        if rest and not spending.is_spent and self._confirm(len(rest)):
+            with progress("writing rationales", len(rest), counts_money=True) as step:
+                self.run.step = step
+                await self.work.run(rest, spending, self.concurrency)
 
     async def _first(self, spending: Budget) -> Sequence[str]:
         """Run examples until one succeeds; return the others."""

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from contextlib import closing
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
-from bottega.cli.options import Database, DataFolder, Json, gateway_store, parse_time, timestamp
+from bottega.cli.options import (
+    Database,
+    DataFolder,
+    Json,
+    OnlyNamespace,
+    gateway_store,
+    since_option,
+)
 from bottega.cli.output import clock, format_usd, note, print_json, print_table, say
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.savings import Estimate, Route, Savings
@@ -24,15 +30,8 @@ COLUMNS = (
 def savings(
     data: DataFolder = None,
     database: Database = None,
-    namespace: Annotated[
-        str | None, Option(metavar="NAME", help="Only this namespace (default: all of them).")
-    ] = None,
-    since: Annotated[
-        datetime | None,
-        Option(
-            metavar="TIME", parser=parse_time, help="Only requests at or after this local time."
-        ),
-    ] = None,
+    namespace: OnlyNamespace = None,
+    since: Annotated[float | None, since_option("requests")] = None,
     master: Annotated[
         str | None,
         Option(metavar="NAME", help="Tier to compare with (default: the gateway's master)."),
@@ -42,7 +41,7 @@ def savings(
     """Report what requests cost and what the master alone would have cost."""
     location = gateway_store(data, database)
     with closing(Ledger(location, create=False)) as ledger:
-        found = savings_of(ledger, namespace=namespace, since=timestamp(since), master=master)
+        found = savings_of(ledger, namespace=namespace, since=since, master=master)
     if json:
         print_json(found)
         return

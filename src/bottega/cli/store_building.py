@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bottega._util.event_loops import BACKGROUND_LOOP
+from bottega._util.event_loops import BACKGROUND_LOOP, run_closing
 from bottega._util.executor import Executor, LocalExecutor, batched, computed_ahead
 from bottega.cli.components import local_model
 from bottega.cli.output import waiting
@@ -35,14 +35,11 @@ AHEAD = 2  # calls per worker: one is computed while the next one is sent
 
 def load_model(generator: TransformersGenerator) -> LoadedModel:
     async def load() -> LoadedModel:
-        try:
-            await generator.load()
-            return generator.loaded
-        finally:
-            await generator.aclose()  # ends its thread; the model stays usable
+        await generator.load()
+        return generator.loaded
 
     with waiting(f"loading {generator.name}"):
-        return asyncio.run(load())
+        return run_closing(load(), generator)  # ends its thread; the model stays usable
 
 
 class CompressorActor:

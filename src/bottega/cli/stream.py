@@ -17,6 +17,7 @@ from bottega.cli.method_actor import check_images
 from bottega.cli.options import (
     MODELS_HELP,
     BenchmarkSpec,
+    BudgetOption,
     DryRun,
     ItemLimit,
     JsonFile,
@@ -150,7 +151,7 @@ def stream(
     answers: Annotated[
         StoreLocation | None,
         knowledge_option(
-            help="Take the master's answers to the labelled questions from this file of `bottega"
+            "Take the master's answers to the labelled questions from this file of `bottega"
             " answer` instead of asking the master.",
         ),
     ] = None,
@@ -190,10 +191,7 @@ def stream(
     ] = None,
     seed: Seed = 0,
     concurrency: Annotated[int, Option(min=1, help="Maximum concurrent streams.")] = 32,
-    budget: Annotated[
-        float | None,
-        Option(metavar="USD", help="Stop before the cost exceeds this many US dollars."),
-    ] = None,
+    budget: BudgetOption = None,
     master_price: Annotated[
         str | None,
         Option(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -14,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typer import Exit
 
 from bottega import __version__
+from bottega._util.event_loops import run_closing
 from bottega._util.identity import identity, json_digest
 from bottega.cli.components import open_retrieval
 from bottega.cli.evaluation_output import stored_text
@@ -28,7 +28,7 @@ from bottega.evaluation.master_answers import (
     labelled_questions,
     question_key,
 )
-from bottega.evaluation.metrics.intervals import Estimate
+from bottega.evaluation.metrics.intervals import bounds
 from bottega.evaluation.outcomes import Budget, BudgetedGenerator, ScoredAnswer, reply_cost
 from bottega.evaluation.run_store import CORPUS, RunStore
 from bottega.evaluation.stream_plan import APPRENTICE, MASTER, Stream, StreamConfig, item_orders
@@ -93,7 +93,7 @@ class StreamRun:
             setup = self._open_setup(folder)
             results: dict[Stream, StreamResult] = {}
             try:
-                asyncio.run(self._run(setup, streams, store, results))
+                run_closing(self._run(setup, streams, store, results), *self.models)
             except BudgetError as error:
                 say(f"{error}; {error.hint}")
             finally:
@@ -246,24 +246,20 @@ class StreamRun:
         store: RunStore | None,
         results: dict[Stream, StreamResult],
     ) -> None:
-        try:
-            if set(self.config.starts) - {"none"}:
-                setup = replace(setup, corpus=await self._corpus(setup))
-                if store is not None:
-                    await self._restart_changed(store, setup.corpus)
-            total = len(streams) * len(self.data.items)
-            with progress("streams", total, counts_money=True) as step:
-                await run_streams(
-                    setup,
-                    streams,
-                    concurrency=self.concurrency,
-                    store=store,
-                    done=lambda one: self._count(one, step),
-                    finished=results.__setitem__,
-                )
-        finally:
-            for model in self.models:
-                await model.aclose()
+        if set(self.config.starts) - {"none"}:
+            setup = replace(setup, corpus=await self._corpus(setup))
+            if store is not None:
+                await self._restart_changed(store, setup.corpus)
+        total = len(streams) * len(self.data.items)
+        with progress("streams", total, counts_money=True) as step:
+            await run_streams(
+                setup,
+                streams,
+                concurrency=self.concurrency,
+                store=store,
+                done=lambda one: self._count(one, step),
+                finished=results.__setitem__,
+            )
 
     def _count(self, scored: ScoredAnswer | None, step: Step) -> None:
         self.failed += scored is None
@@ -380,17 +376,11 @@ class StreamRun:
             say(f"{plural(self.failed, 'answer')} failed; {hint}")
 
 
-def _bounds(estimate: Estimate | None) -> tuple[float | None, ...]:
-    if estimate is None:
-        return None, None, None
-    return estimate.value, estimate.low, estimate.high
-
-
 def _row(point: CurvePoint) -> tuple[object, ...]:
     return (
         *(point.curve, f"{point.rate:g}", point.streams, point.n),
-        *_bounds(point.accuracy),
-        *_bounds(point.gain),
+        *bounds(point.accuracy),
+        *bounds(point.gain),
         *(point.master_share, point.agreement),
         "unknown" if point.cost_usd is None else f"{point.cost_usd:.4f}",
     )
@@ -398,4 +388,4 @@ def _row(point: CurvePoint) -> tuple[object, ...]:
 
 def _part_row(point: CurvePoint) -> tuple[object, ...]:
     parts = (None if one is None else one.value for one in point.gains)
-    return point.curve, f"{point.rate:g}", *parts, *_bounds(point.growth)
+    return point.curve, f"{point.rate:g}", *parts, *bounds(point.growth)

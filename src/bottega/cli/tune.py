@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, TypeVar, get_args
+from typing import Annotated, get_args
 
 from typer import Option
 
+from bottega._util.event_loops import run_closing
 from bottega.cli.answer import SHOTS
 from bottega.cli.components import open_embedder
 from bottega.cli.knowledge_files import (
@@ -32,7 +32,7 @@ from bottega.evaluation.leave_one_out import (
     model_trials,
     vote_trials,
 )
-from bottega.evaluation.metrics.intervals import Estimate
+from bottega.evaluation.metrics.intervals import Estimate, bounds
 from bottega.evaluation.tuning import Selection, Setting, Trial, select
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.tuned_settings import TunedSettings, tuned_for
@@ -44,8 +44,6 @@ GRID = (1, 5, 10, 20, 50)
 SAMPLE = 200
 KNN = "knn"
 COLUMNS = ("n", "accuracy", "low", "high", "difference", "low", "high")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -195,17 +193,9 @@ def _compare_shots(
     settings += [replace(current, order=order) for order in orders]
     with progress("classifying", len(settings) * len(sample.items)) as step:
         pairs = [(one.shots, one.order) for one in settings]
-        answers = asyncio.run(
-            _closing(generator, model_trials(sample, embedder, generator, pairs, step))
-        )
+        work = model_trials(sample, embedder, generator, pairs, step)
+        answers = run_closing(work, generator)
     return select([Trial(*pair) for pair in zip(settings, answers, strict=True)], seed=seed)
-
-
-async def _closing(generator: Generator, work: Awaitable[T]) -> T:
-    try:
-        return await work
-    finally:
-        await generator.aclose()
 
 
 def _store(knowledge: KnowledgeBase, view: str, result: Tuning, embedder: Embedder) -> None:
@@ -261,13 +251,9 @@ def _print_trials(
     rows = []
     for label, trial in zip(labels, found.trials, strict=True):
         against = None if trial is found.current else trial.difference(found.current)
-        rows.append((*label, len(trial.correct), *_cells(trial.accuracy), *_cells(against)))
+        rows.append((*label, len(trial.correct), *bounds(trial.accuracy), *bounds(against)))
     print_table((*names, *COLUMNS), rows)
     say(_decision(found))
-
-
-def _cells(estimate: Estimate | None) -> tuple[float | None, ...]:
-    return (None,) * 3 if estimate is None else (estimate.value, estimate.low, estimate.high)
 
 
 def _decision(found: Selection) -> str:

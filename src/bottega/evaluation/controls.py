@@ -16,32 +16,21 @@ from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.examples import is_passage, labels_of
 from bottega.protocols import Prompter, Recorder
-from bottega.types import Candidate, Example, Prompt, Query, Trace
+from bottega.types import Example, Query
 
 Identity = tuple[str, tuple[str, ...]]
 Swap = Callable[[Query], Query]
 
 
-class SwappedPrompter:
-    """Prompter that swaps the query; retrieval, parsing and the gold answer keep the original."""
-
-    def __init__(self, prompt: Prompter, swap: Swap) -> None:
-        self._prompt = prompt
-        self._swap = swap
-
-    def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
-        return self._prompt(self._swap(query), demonstrations)
+def swapped_prompter(prompt: Prompter, swap: Swap) -> Prompter:
+    """Return a prompter that swaps the query; retrieval, parsing and the gold answer keep the
+    original."""
+    return lambda query, demonstrations: prompt(swap(query), demonstrations)
 
 
-class SwappedQueryRecorder:
-    """Recorder of the swapped query under the item's id."""
-
-    def __init__(self, record: Recorder, swap: Swap) -> None:
-        self._record = record
-        self._swap = swap
-
-    async def __call__(self, trace: Trace, /) -> None:
-        await self._record(replace(trace, query=self._swap(trace.query)))
+def swapped_recorder(record: Recorder, swap: Swap) -> Recorder:
+    """Return a recorder of the swapped query under the item's id."""
+    return lambda trace: record(replace(trace, query=swap(trace.query)))
 
 
 def swap_image(data: Benchmark, *, seed: int) -> Swap:

@@ -11,7 +11,7 @@ from functools import partial
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.controls import SwappedPrompter, SwappedQueryRecorder
+from bottega.evaluation.controls import swapped_prompter, swapped_recorder
 from bottega.evaluation.examples import is_passage, names_passages
 from bottega.evaluation.logistic import KnowledgeBaseLogistic
 from bottega.evaluation.methods import (
@@ -380,8 +380,8 @@ def _swapped(spec: MethodSpec, data: Benchmark, settings: Classifier, seed: int)
     if spec.swap is None:
         return settings
     swap = spec.swap(data, seed=seed)
-    prompt = SwappedPrompter(settings.prompt or default_prompter(settings.generator), swap)
-    record = settings.record and SwappedQueryRecorder(settings.record, swap)
+    prompt = swapped_prompter(settings.prompt or default_prompter(settings.generator), swap)
+    record = settings.record and swapped_recorder(settings.record, swap)
     return replace(settings, prompt=prompt, record=record)
 
 

@@ -17,7 +17,7 @@ from bottega.prompting import LetteredPrompter, ReasoningPrompter
 from bottega.protocols import Generator, Prompter, turns_only
 from bottega.rationales import ACCURACY
 from bottega.recipes import Classifier, default_prompter
-from bottega.types import Candidate, Example, Prompt, Query
+from bottega.types import Candidate, Example, Query
 
 PROBE = "why it is so"
 RATIONALES, NONE = "rationales", "none"
@@ -72,7 +72,7 @@ def prompt_for(
     prompt = settings.prompt or own or default_prompter(settings.generator)
     if asks_for_reasons(name, data, settings, rationales):
         prompt = ReasoningPrompter()
-    return RationaleRemover(prompt) if rationales is False else prompt
+    return _without_rationales(prompt) if rationales is False else prompt
 
 
 def methods_with_rationales(
@@ -187,17 +187,12 @@ def with_rationales(data: Benchmark, explained: Iterable[Example]) -> tuple[Benc
     return replace(data, knowledge=knowledge), sum(why is not None for why in found)
 
 
-class RationaleRemover:
-    """Prompter that hides the rationales of demonstrations."""
-
-    def __init__(self, prompt: Prompter) -> None:
-        self._prompt = prompt
-
-    def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
-        bare = [
-            replace(one, example=replace(one.example, rationale=None)) for one in demonstrations
-        ]
-        return self._prompt(query, bare)
+def _without_rationales(prompt: Prompter) -> Prompter:
+    """Return a prompter that hides the rationales of demonstrations."""
+    return lambda query, demonstrations: prompt(
+        query,
+        [replace(one, example=replace(one.example, rationale=None)) for one in demonstrations],
+    )
 
 
 def _identity(example: Example) -> tuple[object, ...]:
@@ -212,4 +207,4 @@ def _has_rationales(data: Benchmark) -> bool:
 def _shows_rationales(prompt: Prompter) -> bool:
     query = Query("Is it?", choices=("yes", "no"))
     shown = prompt(query, [Candidate(Example(query, "yes", rationale=PROBE), 1.0)])
-    return any(PROBE in str(part) for message in shown.messages for part in message.parts)
+    return any(PROBE in str(part) for part in shown.parts)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from bottega.evaluation.metrics.intervals import Estimate
 from bottega.evaluation.stream_plan import Stream
-from bottega.evaluation.streams import StreamResult, gain, growth, mean_over, scores_without
+from bottega.evaluation.streams import PARTS, StreamResult, gain, growth, mean_over, scores_without
 from bottega.parsing import same_answer
 from bottega.recording import is_abstention
 
-PARTS = 3
 NO_CACHE = "no cache"
 
 
@@ -89,12 +88,10 @@ def _point(
         apprentice=_defined(mean_over(found, tier=cheaper, seed=seed)) if cheaper else None,
         gain=_defined(gain(found, without, tier=cheaper, seed=seed)) if compared else None,
         gains=tuple(
-            _defined(gain(found, without, tier=cheaper, part=part, parts=PARTS, seed=seed))
-            if compared
-            else None
+            _defined(gain(found, without, tier=cheaper, part=part, seed=seed)) if compared else None
             for part in range(PARTS)
         ),
-        growth=_defined(growth(found, cheaper, parts=PARTS, seed=seed)) if cheaper else None,
+        growth=_defined(growth(found, cheaper, seed=seed)) if cheaper else None,
         master_share=sum(one.tier == master for one in scored) / len(scored),
         agreement=_agreement(streams, results, cheaper),
         recovered=None if alone is None else (accuracy.value - alone[0]) / (alone[1] - alone[0]),

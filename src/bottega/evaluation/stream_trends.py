@@ -9,8 +9,8 @@ from statistics import fmean
 import numpy as np
 
 from bottega.evaluation.stream_plan import STARTS, Curve, Stream
-from bottega.evaluation.stream_summary import PARTS, scores_without_cache
-from bottega.evaluation.streams import StreamResult, gains
+from bottega.evaluation.stream_summary import scores_without_cache
+from bottega.evaluation.streams import PARTS, StreamResult, gains
 
 Results = Mapping[Stream, StreamResult]
 MIN_CONDITIONS, MIN_ORDERS = 3, 2  # of Page's test
@@ -121,7 +121,7 @@ def _gains(
 ) -> list[float | None]:
     """Return the cheaper tiers' mean gain over no cache in each third."""
     tiers = {one.tier for one in result.scored} - {master}
-    parts = (gains(result, without, tiers, part, PARTS) for part in range(PARTS))
+    parts = (gains(result, without, tiers, part) for part in range(PARTS))
     return [_mean(list(one.values())) for one in parts]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,9 @@ from bottega.evaluation.metrics.intervals import Estimate, resampled
 from bottega.evaluation.outcomes import Method, ScoredAnswer
 from bottega.evaluation.runner import evaluate
 
+PARTS = 3  # equal parts of a stream
 Tiers = str | Collection[str] | None
+TierScores = dict[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
@@ -24,38 +27,28 @@ class StreamResult:
     scored: tuple[ScoredAnswer, ...]
     length: int
 
-    def scores(
-        self, tier: Tiers = None, part: int | None = None, parts: int = 3
-    ) -> dict[int, float]:
+    def scores(self, tier: Tiers = None, part: int | None = None) -> dict[int, float]:
         """Return scores by index: of all answers, of some tiers, or of one of equal parts (from
         0)."""
-        return {one.index: one.score for one in self._chosen(tier, part, parts)}
+        return {one.index: one.score for one in self._chosen(tier, part)}
 
-    def item_scores(
-        self, tier: Tiers = None, part: int | None = None, parts: int = 3
-    ) -> dict[str, float]:
+    def item_scores(self, tier: Tiers = None, part: int | None = None) -> dict[str, float]:
         """Return the same scores by item id."""
-        return {str(one.item.query.id): one.score for one in self._chosen(tier, part, parts)}
+        return {str(one.item.query.id): one.score for one in self._chosen(tier, part)}
 
-    def tier_scores(
-        self, tier: Tiers = None, part: int | None = None, parts: int = 3
-    ) -> dict[tuple[str, str], float]:
+    def tier_scores(self, tier: Tiers = None, part: int | None = None) -> TierScores:
         """Return the same scores by tier and item id."""
-        chosen = self._chosen(tier, part, parts)
+        chosen = self._chosen(tier, part)
         return {(one.tier, str(one.item.query.id)): one.score for one in chosen}
 
-    def _chosen(self, tier: Tiers, part: int | None, parts: int) -> list[ScoredAnswer]:
+    def _chosen(self, tier: Tiers, part: int | None) -> list[ScoredAnswer]:
         names = {tier} if isinstance(tier, str) else tier
         return [
             one
             for one in self.scored
             if (names is None or one.tier in names)
-            and (part is None or one.index * parts // self.length == part)
+            and (part is None or one.index * PARTS // self.length == part)
         ]
-
-    def share(self, tier: str) -> float:
-        """Return the share of the answers that this tier gave."""
-        return sum(one.tier == tier for one in self.scored) / len(self.scored)
 
 
 async def stream(data: Benchmark, method: Method) -> StreamResult:
@@ -64,32 +57,21 @@ async def stream(data: Benchmark, method: Method) -> StreamResult:
     return StreamResult(tuple(scored), len(data.items))
 
 
-def mean_over(
-    streams: Sequence[StreamResult],
-    *,
-    tier: Tiers = None,
-    part: int | None = None,
-    parts: int = 3,
-    seed: int = 0,
-) -> Estimate:
-    """Return the mean score over the streams: of all answers, of a tier, or of a part."""
-    return _estimate([one.item_scores(tier, part, parts) for one in streams], seed)
+def mean_over(streams: Sequence[StreamResult], *, tier: Tiers = None, seed: int = 0) -> Estimate:
+    """Return the mean score over the streams, of all answers or of some tiers."""
+    return _estimate([one.item_scores(tier) for one in streams], seed)
 
 
-def growth(
-    streams: Sequence[StreamResult], tier: Tiers, *, parts: int = 3, seed: int = 0
-) -> Estimate:
+def growth(streams: Sequence[StreamResult], tier: Tiers, *, seed: int = 0) -> Estimate:
     """Return a tier's gain from the first part of the streams to the last."""
-    last = [one.item_scores(tier, parts - 1, parts) for one in streams]
-    first = [one.item_scores(tier, 0, parts) for one in streams]
+    last = [one.item_scores(tier, PARTS - 1) for one in streams]
+    first = [one.item_scores(tier, 0) for one in streams]
     return _estimate(last, seed, less=first)
 
 
-def scores_without(streams: Iterable[StreamResult]) -> dict[tuple[str, str], float]:
+def scores_without(streams: Iterable[StreamResult]) -> TierScores:
     """Return the scores of streams without a cache by tier and item id."""
-    return {
-        (one.tier, str(one.item.query.id)): one.score for found in streams for one in found.scored
-    }
+    return dict(chain.from_iterable(found.tier_scores().items() for found in streams))
 
 
 def gain(
@@ -98,12 +80,11 @@ def gain(
     *,
     tier: Tiers = None,
     part: int | None = None,
-    parts: int = 3,
     seed: int = 0,
 ) -> Estimate:
     """Return the mean gain of our streams over the same tiers without a cache (`scores_without`),
     on the items that `tier` answered in our streams."""
-    return _estimate([gains(one, without, tier, part, parts) for one in ours], seed)
+    return _estimate([gains(one, without, tier, part) for one in ours], seed)
 
 
 def gains(
@@ -111,26 +92,13 @@ def gains(
     without: Mapping[tuple[str, str], float],
     tier: Tiers = None,
     part: int | None = None,
-    parts: int = 3,
 ) -> dict[str, float]:
     """Return the gain of each answer over the same tier without a cache, by item id."""
     return {
         item: score - without[name, item]
-        for (name, item), score in ours.tier_scores(tier, part, parts).items()
+        for (name, item), score in ours.tier_scores(tier, part).items()
         if (name, item) in without
     }
-
-
-def difference(
-    ours: Sequence[StreamResult], theirs: Sequence[StreamResult], *, seed: int = 0
-) -> Estimate:
-    """Return the mean difference of the scores of all answers, ours minus theirs, by item."""
-    differences = []
-    for mine, yours in zip(ours, theirs, strict=True):
-        other = yours.item_scores()
-        own = mine.item_scores()
-        differences.append({item: own[item] - other[item] for item in own if item in other})
-    return _estimate(differences, seed)
 
 
 ItemScores = Mapping[str, float]

@@ -136,7 +136,6 @@ def _check_admin(accounts: Accounts, request: Request) -> Account:
         raise ApiError(
             "this key is not an admin key",
             status=403,
-            type="permission_error",
             code="not_an_admin",
             hint="create an admin key with bottega keys add NAME --admin",
         )
@@ -153,8 +152,7 @@ def _api_error(error: BottegaError) -> ApiError:
         return error
     status = status_of(error)
     headers = {"retry-after": "1"} if error.retryable else {}
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return ApiError(str(error), status=status, type=kind, headers=headers, hint=error.hint)
+    return ApiError(str(error), status=status, headers=headers, hint=error.hint)
 
 
 @dataclass(frozen=True)

@@ -397,7 +397,6 @@ class App:
             raise ApiError(
                 "this key may not read the metrics",
                 status=403,
-                type="permission_error",
                 code="not_an_admin",
                 hint="send an admin's key (bottega keys add NAME --admin), or set"
                 " gateway.metrics_port",

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from bottega.gateway.accounting.limiter import Reservation, TokenEstimates
 from bottega.gateway.ports import RequestRecord, TierCapabilities, UpstreamCall
-from bottega.gateway.reasoning import HiddenChunks
+from bottega.gateway.reasoning import ReceivedChunks
 from bottega.openai_api.client import CallState, track_call
 from bottega.openai_api.fields import DataUrl, messages_json
 from bottega.openai_api.request import (
@@ -23,7 +23,6 @@ from bottega.openai_api.request import (
     max_text_tokens,
     non_ascii_bytes,
 )
-from bottega.openai_api.response import add_usage
 from bottega.openai_api.streams import CHARACTERS_PER_TOKEN, count_tokens, reported_usage
 from bottega.protocols import Pricer
 from bottega.types import Candidate, Example, Prompt, Usage
@@ -222,7 +221,7 @@ class Bill:
         record, call.cost_usd = self.record, cost
         record.route, record.model = call.served.name, call.model
         record.shots = len(call.shown)
-        record.usage = add_usage(record.usage, usage)
+        record.usage = record.usage + usage
         # One call of unknown cost makes the total unknown; the budget counts it as free.
         unknown = cost is None or record.cost_usd is None
         record.cost_usd = None if unknown else (record.cost_usd or 0.0) + (cost or 0.0)
@@ -337,7 +336,7 @@ async def with_first(first: bytes, chunks: AsyncGenerator[bytes]) -> AsyncGenera
 
 @contextmanager
 def billed_call(
-    bill: Bill, call: UpstreamCall, hidden: HiddenChunks | None = None
+    bill: Bill, call: UpstreamCall, hidden: ReceivedChunks | None = None
 ) -> Iterator[CallState]:
     """Track a call whose cost is reserved. If it fails, book its cost or release the
     reservation."""
@@ -347,7 +346,7 @@ def billed_call(
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError) and not state.is_waiting:
             # The upstream was generating, and charges for its output so far.
-            hidden = hidden or HiddenChunks()
+            hidden = hidden or ReceivedChunks()
             silent = (hidden.first_text or perf_counter()) - state.started
             bill.cut_off(call, silent, hidden.chunks)
         else:

@@ -31,6 +31,7 @@ from bottega.gateway.ports import (
     as_stream,
     headers_of,
 )
+from bottega.gateway.reasoning import ReceivedChunks
 from bottega.gateway.requests import (
     BACKGROUND,
     PREFIX,
@@ -67,7 +68,6 @@ from bottega.openai_api.request import ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import (
     DONE_EVENT,
-    count_tokens,
     from_chunks,
     has_only_usage,
     to_event,
@@ -229,7 +229,6 @@ class Gateway:
             raise ApiError(
                 "this key may only view the console",
                 status=403,
-                type="permission_error",
                 code="viewer_key",
                 hint="use another key for requests",
             )
@@ -258,7 +257,6 @@ class Gateway:
                 f"this key may send {account.requests_per_minute} requests per minute;"
                 f" the next one is admitted in {math.ceil(wait)} s",
                 status=429,
-                type="rate_limit_error",
                 code="rate_limit_exceeded",
                 headers={
                     "retry-after": str(math.ceil(wait)),
@@ -401,19 +399,16 @@ class Gateway:
         self, job: ChatJob, stream: ChatStream, leading: AsyncExitStack, remember: Land
     ) -> AsyncGenerator[bytes]:
         record, call = job.record, stream.call
-        chunks: list[bytes] = []
-        first_text: float | None = None  # on the clock of `stream.started`
+        sent = ReceivedChunks()
         completed: ChatCompletion | None = None
         has_failed = False
         async with leading:
             try:
                 async for chunk in stream.chunks:
-                    chunks.append(chunk)
-                    if first_text is None and count_tokens([chunk]):
-                        first_text = perf_counter()
+                    sent.add(chunk)
                     if job.request.include_usage or not has_only_usage(chunk):
                         yield to_event(chunk)
-                completed = from_chunks(chunks)
+                completed = from_chunks(sent.chunks)
                 job.bill.paid(call, completed.usage)
             except BottegaError as error:
                 has_failed = True
@@ -426,8 +421,8 @@ class Gateway:
             finally:
                 if completed is None:
                     # Only a client that left pays for time: a stalled upstream may take minutes.
-                    silent = (first_text or perf_counter()) - stream.started
-                    job.bill.cut_off(call, 0.0 if has_failed else silent, chunks)
+                    silent = (sent.first_text or perf_counter()) - stream.started
+                    job.bill.cut_off(call, 0.0 if has_failed else silent, sent.chunks)
                 await stream.chunks.aclose()
             # Before `[DONE]`: a client that has read it finds the stored example.
             await self._finalize(job, ChatResult(call, completed))

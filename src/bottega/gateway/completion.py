@@ -40,7 +40,7 @@ from bottega.gateway.errors import MisconfiguredError, reason_of, unsupported_re
 from bottega.gateway.jobs import ChatJob, ChatResult, ChatStream, replayed_chunks
 from bottega.gateway.ports import SEARCHED, PrefixUpstream, ServedTier, TierPassages, UpstreamCall
 from bottega.gateway.reasoning import (
-    HiddenChunks,
+    ReceivedChunks,
     Trim,
     may_reason,
     trim_reply,
@@ -139,7 +139,7 @@ class Completer:
 
     async def _open_stream(self, job: ChatJob, call: UpstreamCall) -> ChatStream:
         chunks = call.served.upstream.stream(call.body)
-        hidden = HiddenChunks()
+        hidden = ReceivedChunks()
         if call.reasons:
             keep = partial(setattr, call, "rationale")
             chunks = trim_stream(chunks, _trimmer(job, call), keep, hidden)
@@ -148,7 +148,7 @@ class Completer:
             # Until the first chunk another tier may still answer.
             first = await anext(chunks, None)
             if first is None:
-                raise ApiError("the model's stream was empty", status=502, type="server_error")
+                raise ApiError("the model's stream was empty", status=502)
         return ChatStream(call, with_first(first, chunks), state.started)
 
     def needs_full_answer(self, job: ChatJob) -> bool:
@@ -374,10 +374,8 @@ class _JobSteps(Generic[Outcome]):
                 body = with_instruction(body) if reasons else body
             else:
                 prompt = served.prompt(self._last_turn(), kept)
-                parts = [part for message in prompt.messages for part in message.parts]
-                images = [part for part in parts if isinstance(part, Image)]
                 work = partial(prompted, job.request, prompt, self._completer.data_url)
-                body = await self._completer.encode(images, work)
+                body = await self._completer.encode(prompt.images, work)
         if fields := job.confidence_fields.get(served.name):
             body = {**body, **fields}
         return UpstreamCall(served, body, tuple(kept), prompt, reasons=reasons)

@@ -168,7 +168,6 @@ class DecodeBudget:
             raise ApiError(
                 "the gateway has no memory left for decoding images",
                 status=429,
-                type="rate_limit_error",
                 code="decoding_busy",
                 headers={"retry-after": "2"},
                 hint="try again in a moment, or send smaller images",

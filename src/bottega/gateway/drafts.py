@@ -13,7 +13,7 @@ from bottega.openai_api.fields import DataUrl, messages_json
 from bottega.openai_api.request import Body
 from bottega.openai_api.response import ChatCompletion
 from bottega.protocols import turns_only
-from bottega.types import Prompt, Reply, Sampling, Usage
+from bottega.types import Prompt, Reply, Sampling
 
 # Sends a call of the current request and books its cost.
 SendDraft = Callable[[UpstreamCall], Awaitable[ChatCompletion]]
@@ -62,8 +62,7 @@ class DraftGenerator:
             "max_tokens": sampling.max_tokens,
             "temperature": 0,
         }
-        completed = await sender.send(UpstreamCall(self._served, body))
-        return Reply(completed.model, completed.completions, completed.usage or Usage())
+        return (await sender.send(UpstreamCall(self._served, body))).reply
 
     async def aclose(self) -> None:
         """Leave the tier open: the gateway closes it."""

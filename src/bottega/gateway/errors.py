@@ -100,7 +100,8 @@ def to_api_error(error: Exception) -> ApiError:
                 headers=FINAL,
             )
         case RejectedError():
-            return ApiError(str(error), status=error.status or 400, headers=FINAL)
+            status = error.status or 400
+            return ApiError(str(error), status=status, type="invalid_request_error", headers=FINAL)
         case EndpointError():
             status = 502 if error.retry_after is None else 503
             return _failure(status, "upstream_failed", f"{MODEL} failed", error.retry_after)
@@ -132,7 +133,6 @@ def reason_of(error: Exception) -> str:
 CLOSING = ApiError(
     "the gateway is shutting down",
     status=503,
-    type="server_error",
     code="shutting_down",
     headers={"retry-after": "1", "connection": "close"},
     hint="try again: another gateway may answer",
@@ -162,9 +162,8 @@ def unknown_model(name: str, models: Iterable[str]) -> ApiError:
 
 
 def _failure(status: int, code: str | None, message: str, wait: float | None = None) -> ApiError:
-    kind = "rate_limit_error" if status == 429 else "server_error"
     headers = FINAL if wait is None else {**FINAL, "retry-after": str(math.ceil(wait))}
-    return ApiError(message, status=status, type=kind, code=code, headers=headers)
+    return ApiError(message, status=status, code=code, headers=headers)
 
 
 def error_response(error: ApiError, body: bytes | None = None, **headers: str) -> Response:

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 from starlette.requests import Request
@@ -47,28 +47,18 @@ MAX_COMMENT = 10_000
 ATTEMPTS = 5
 
 
-class AnsweredRequest(Protocol):
-    """Request whose question and images were stored, such as a trace."""
-
-    @property
-    def query(self) -> Query: ...
-
-
-FindRequest = Callable[[str], AnsweredRequest | None]
-
-
 @dataclass(frozen=True)
 class FeedbackEndpoint:
     """Handler of feedback. `open_cache` returns the gateway's own knowledge base of a namespace; it
-    is None for a gateway without caches. `find` returns a request by its id, with the context of
-    its question. Both block. `forget` is called with a namespace after its answers have changed,
-    `observe` with each feedback."""
+    is None for a gateway without caches. `find_query` returns the stored question of a request by
+    its id, with its context. Both block. `forget` is called with a namespace after its answers have
+    changed, `observe` with each feedback."""
 
     gateway: Gateway
     ledger: Ledger
     settings: FeedbackSettings
     open_cache: Callable[[str], KnowledgeBase] | None = None
-    find: FindRequest = lambda id: None
+    find_query: Callable[[str], Query | None] = lambda id: None
     forget: Forget = lambda namespace: None
     observe: Callable[[Feedback], None] = lambda feedback: None
 
@@ -144,7 +134,6 @@ class FeedbackEndpoint:
             raise ApiError(
                 "this key may not correct answers",
                 status=403,
-                type="permission_error",
                 code="corrections_forbidden",
                 param="correction",
                 hint="ask the operator for a key without --no-store, and for"
@@ -182,7 +171,6 @@ class FeedbackEndpoint:
             raise ApiError(
                 f"this namespace has reached its limit of corrections, {limit}",
                 status=403,
-                type="permission_error",
                 code="too_many_corrections",
                 param="correction",
                 hint="ask the operator to unpin or delete some, or to raise"
@@ -194,9 +182,9 @@ class FeedbackEndpoint:
         trace, or from the example that its answer became."""
         if given.get("messages") is not None:
             return await self._given_query(given)
-        stored = await asyncio.to_thread(self.find, id)
+        stored = await asyncio.to_thread(self.find_query, id)
         if stored is not None:
-            return stored.query
+            return stored
         example = await asyncio.to_thread(self._example, found.namespace, id)
         if example is not None:  # its context is a tag
             return replace(example.query, context=example.tags.get("context", ""))

@@ -25,7 +25,7 @@ from bottega.parsing import strip_thinking
 from bottega.protocols import Pricer
 from bottega.recording.recorders import is_abstention
 from bottega.routing import AgreementPair
-from bottega.types import Candidate, Example, Reply, Trace, Usage
+from bottega.types import Candidate, Example, Trace
 
 
 @dataclass(frozen=True)
@@ -114,11 +114,11 @@ def _trace(job: ChatJob, query: TenantQuery, result: ChatResult) -> Trace:
         tier=call.served.name,
         candidates=call.shown,
         prompt=call.prompt or request_prompt(job.request, query.images, shown),
-        reply=_reply(completed),
+        reply=completed.reply,
         answer=replace(answer, rationale=call.rationale or answer.rationale),
         seconds=record.seconds,
         cost_usd=record.cost_usd,
-        dismissed=tuple(_reply(one) for _, one in result.dismissed),
+        dismissed=tuple(one.reply for _, one in result.dismissed),
         tree=call.tree,
         compression=call.compression,
         reason=_reason(record),
@@ -131,10 +131,6 @@ def _reason(record: RequestRecord) -> str:
         return record.route_reason
     failure = f"no search result: {record.search}"
     return f"{record.route_reason}; {failure}" if record.route_reason else failure
-
-
-def _reply(completed: ChatCompletion) -> Reply:
-    return Reply(completed.model, completed.completions, completed.usage or Usage())
 
 
 log = logging.getLogger(__name__)

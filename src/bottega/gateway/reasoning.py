@@ -89,9 +89,9 @@ def trim_reply(
 
 
 @dataclass
-class HiddenChunks:
-    """Chunks of a reply that its client has not seen yet: they are billed if the client leaves.
-    `first_text` is the moment of the first text, on the clock of `perf_counter`."""
+class ReceivedChunks:
+    """Chunks that a tier has sent: they are billed if the client leaves. `first_text` is the moment
+    of the first text, on the clock of `perf_counter`."""
 
     chunks: list[bytes] = field(default_factory=list)
     first_text: float | None = None
@@ -106,7 +106,7 @@ async def trim_stream(
     chunks: AsyncGenerator[bytes],
     trim: Trim,
     keep: Callable[[str | None], None],
-    hidden: HiddenChunks,
+    hidden: ReceivedChunks,
 ) -> AsyncGenerator[bytes]:
     """Yield the chunks of the trimmed reply once the stream has ended; `keep` receives the
     rationale, `hidden` each chunk as it arrives. Raises `ServerFailedError` for a stream that was

@@ -22,7 +22,7 @@ from bottega.openai_api.fields import DataUrl, messages_json, sampling_fields
 from bottega.openai_api.request import Body, parse_request
 from bottega.protocols import turns_only
 from bottega.recipes.limited_search import FETCH, SearchLimits
-from bottega.types import Candidate, Prompt, Query, Reply, Sampling, Usage
+from bottega.types import Candidate, Prompt, Query, Reply, Sampling
 
 Send = Callable[[ChatJob, UpstreamCall], Awaitable[ChatResult]]
 BuildCall = Callable[[Sequence[Candidate]], Awaitable[UpstreamCall]]
@@ -101,8 +101,7 @@ class RequestSearch:
         bill = SearchBill(job.record, request, job.bill.price, job.bill.estimates)
         result = await self.send(replace(job, request=request, bill=bill), call)
         self._results[prompt] = result
-        completed = result.completed
-        return Reply(completed.model, completed.completions, completed.usage or Usage())
+        return result.completed.reply
 
     async def aclose(self) -> None:
         """Leave the tier open: the gateway closes it."""
@@ -127,8 +126,7 @@ class RequestSearch:
             given = {name: value for name, value in fields.items() if value is not None}
             return {"model": MODEL_FIELD, "messages": messages, **given}
 
-        parts = [part for message in prompt.messages for part in message.parts]
-        return await self.encode([one for one in parts if isinstance(one, Image)], build)
+        return await self.encode(prompt.images, build)
 
     def _readable(self, shown: Sequence[Candidate]) -> Sequence[Candidate]:
         brief = turns_only(self.served.tier.generator)

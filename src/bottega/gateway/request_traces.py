@@ -7,7 +7,6 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple
@@ -32,13 +31,6 @@ class _PendingTrace(NamedTuple):
     namespace: str
     trace: Trace
     image_bytes: int  # 0 if the images are not stored
-
-
-@dataclass(frozen=True)
-class TracedRequest:
-    """Question of a request whose trace is stored."""
-
-    query: Query
 
 
 class RequestTraces:
@@ -69,7 +61,7 @@ class RequestTraces:
         """Return the recorder of a namespace."""
         return partial(self._record, namespace)
 
-    def find(self, id: str) -> TracedRequest | None:
+    def find_query(self, id: str) -> Query | None:
         """Return the question of a request with its images, None if it or an image is not stored,
         or if it depends on earlier turns. Blocks."""
         trace = self.store.find([id]).get(id)
@@ -82,7 +74,7 @@ class RequestTraces:
         kept = tuple(image for image in images if image is not None)
         if len(kept) < len(images):
             return None
-        return TracedRequest(Query(trace.question, kept, trace.choices, context=trace.context))
+        return Query(trace.question, kept, trace.choices, context=trace.context)
 
     async def _record(self, namespace: str, trace: Trace, /) -> None:
         length = sum(len(image.data) for image in trace.query.images) if self._images else 0

@@ -58,7 +58,6 @@ def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
         raise ApiError(
             f"the host name is not allowed without an API key, got {host_name(host)[:100]!r}",
             status=403,
-            type="permission_error",
             code="host_forbidden",
             hint="use localhost, add the name to gateway.allowed_hosts, or run bottega keys add"
             " NAME and restart the gateway",
@@ -91,7 +90,6 @@ def check_origin(origin: str | None, allowed: Collection[str] = ()) -> None:
         raise ApiError(
             f"web pages of other hosts need an API key, got the origin {origin[:100]!r}",
             status=403,
-            type="permission_error",
             code="origin_forbidden",
             hint="run bottega keys add NAME, restart the gateway, and send the key",
         )
@@ -332,7 +330,6 @@ def namespace_of(account: Account, overrides: Overrides) -> str:
     raise ApiError(
         f"this key has no access to the namespace {wanted[:100]!r}",
         status=403,
-        type="permission_error",
         code="namespace_forbidden",
         hint=f"leave it out, or name one below {own!r}/" if own else "leave it out",
     )

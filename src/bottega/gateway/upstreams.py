@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
 from typing import Any, Protocol, cast, runtime_checkable
 
 import orjson
@@ -222,8 +221,7 @@ class LocalUpstream:
     async def _reduced(self, prompt: Prompt) -> Prompt:
         """Return the prompt with large images reduced as for an endpoint. They are decoded here,
         within the budget, because the model's only thread would delay all other requests."""
-        parts = (part for message in prompt.messages for part in message.parts)
-        large = {part for part in parts if isinstance(part, Image) and part.is_large}
+        large = {image for image in prompt.images if image.is_large}
         if not large:
             return prompt
 
@@ -347,11 +345,8 @@ class TimedUpstream:
         )
 
     async def complete(self, body: Body, /) -> ChatCompletion:
-        start = perf_counter()
-        try:
+        with self._seconds.time():
             return await self._upstream.complete(body)
-        finally:
-            self._seconds.observe(perf_counter() - start)
 
     async def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
         async with aclosing(self._upstream.stream(body)) as events:

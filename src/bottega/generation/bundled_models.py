@@ -51,8 +51,7 @@ class PhotographCheck:
 
 
 def last_image(prompt: Prompt) -> Image | None:
-    parts = [part for message in prompt.messages for part in message.parts]
-    return next((part for part in reversed(parts) if isinstance(part, Image)), None)
+    return next(reversed(prompt.images), None)
 
 
 class BundledGenerator(TransformersGenerator):

@@ -67,8 +67,7 @@ class InProcessModel(ABC):
     ) -> RenderedPrompt:
         """Render a prompt with the chat template. A last turn of the assistant is continued. Raises
         `GenerationError`."""
-        parts = [part for message in prompt.messages for part in message.parts]
-        images = tuple(part for part in parts if isinstance(part, Image))
+        images = prompt.images
         prefilled = bool(prompt.messages) and prompt.messages[-1].role == "assistant"
         if self.max_images is not None and len(images) > self.max_images:
             raise GenerationError(

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeVar
 from bottega._util.native import LOADING
 from bottega._util.tracing import traced_reply
 from bottega.errors import BottegaError, PromptTooLongError, SettingError, needs_extra
-from bottega.image import Image
 from bottega.types import Prefix, Prompt, Reply, Sampling
 
 if TYPE_CHECKING:
@@ -213,8 +212,7 @@ class TransformersGenerator:
 
     def _pixels(self, request: Request) -> int:
         """Return the pixels of the request's images that have to be decoded."""
-        parts = [part for message in request.prompt.messages for part in message.parts]
-        images = {part.sha256: part for part in parts if isinstance(part, Image)}
+        images = {image.sha256: image for image in request.prompt.images}
         cache = self._loaded.vision_cache if self._loaded else None
         return sum(
             image.width * image.height

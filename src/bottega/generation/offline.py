@@ -64,8 +64,7 @@ class ScriptedGenerator:
         texts = [self._next(prompt) for _ in range(sampling.n)]
         if self._latency:
             await asyncio.sleep(self._latency)
-        parts = [part for message in prompt.messages for part in message.parts]
-        words = sum(len(part.split()) if isinstance(part, str) else 1 for part in parts)
+        words = sum(len(part.split()) if isinstance(part, str) else 1 for part in prompt.parts)
         usage = Usage(words, sum(len(text.split()) for text in texts))
         return Reply(self.name, tuple(map(Completion, texts)), usage, self._latency)
 

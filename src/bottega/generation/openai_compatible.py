@@ -14,12 +14,10 @@ import orjson
 
 from bottega._util.event_loops import gather_or_cancel
 from bottega.errors import GarbledError, RejectedError, SettingError
-from bottega.image import Image
 from bottega.openai_api.client import ChatClient, Convert, Fields, RetryPolicy
 from bottega.openai_api.endpoint import CHAT_PATH, Endpoint
 from bottega.openai_api.errors import WRONG_PROTOCOL
 from bottega.openai_api.fields import data_url_cache, messages_json, sampling_fields
-from bottega.openai_api.response import add_usage
 from bottega.openai_api.transport import Timeouts
 from bottega.types import Completion, Prompt, Reply, Sampling, Usage
 
@@ -118,7 +116,7 @@ class OpenAIGenerator:
             starts = range(first, first + missing, size)
             pieces = (self._call(prompt, _piece(sampling, start, size)) for start in starts)
             for more, spent in await gather_or_cancel(pieces):
-                found, usage = found + more, add_usage(usage, spent)
+                found, usage = found + more, usage + spent
         return found[: sampling.n], usage
 
     async def _call(self, prompt: Prompt, sampling: Sampling) -> Samples:
@@ -146,7 +144,7 @@ class OpenAIGenerator:
         def encode() -> bytes:
             return orjson.dumps({**self._content(prompt), **fields})
 
-        if any(isinstance(part, Image) for message in prompt.messages for part in message.parts):
+        if prompt.images:
             return await asyncio.to_thread(encode)
         return encode()
 

@@ -31,6 +31,14 @@ class RequestRejectedError(RejectedError):
         self.param = fields.get("param")
 
 
+# By status, if not given. 501 is a request for something that this gateway does not offer.
+TYPES = {
+    403: "permission_error",
+    429: "rate_limit_error",
+    **dict.fromkeys((500, 502, 503, 504, 507), "server_error"),
+}
+
+
 class ApiError(BottegaError):
     """Error that a client of the gateway gets; `type`, `code` and `param` as openai-python shows
     them, `status` is the HTTP status."""
@@ -40,7 +48,7 @@ class ApiError(BottegaError):
         message: str,
         *,
         status: int = 400,
-        type: str = "invalid_request_error",
+        type: str | None = None,
         code: str | None = None,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -48,7 +56,7 @@ class ApiError(BottegaError):
     ) -> None:
         super().__init__(message, hint=hint)
         self.status = status
-        self.type = type
+        self.type = type or TYPES.get(status, "invalid_request_error")
         self.code = code
         self.param = param
         self.headers = dict(headers or {})

@@ -26,6 +26,10 @@ class ChatCompletion:
     completions: tuple[Completion, ...]
     usage: Usage | None = None
 
+    @property
+    def reply(self) -> Reply:
+        return Reply(self.model, self.completions, self.usage or Usage())
+
 
 def parse_json(payload: bytes, where: str) -> JSONObject:
     """Return the JSON object of a reply. Raises `GarbledError`."""
@@ -120,14 +124,6 @@ def parse_usage(body: JSONObject) -> Usage:
     cached = _count(get(usage.get("prompt_tokens_details"), "cached_tokens"))
     completion = _count(usage.get("completion_tokens"))
     return Usage(prompt, completion, min(cached, prompt))
-
-
-def add_usage(one: Usage, other: Usage) -> Usage:
-    return Usage(
-        one.prompt_tokens + other.prompt_tokens,
-        one.completion_tokens + other.completion_tokens,
-        one.cached_tokens + other.cached_tokens,
-    )
 
 
 def _count(value: object) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bottega.errors import BottegaError, GenerationError, SettingError
@@ -176,8 +176,7 @@ class UsageCounter:
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         reply = await self._generator.generate(prompt, sampling)
-        sums = zip(astuple(self.usage), astuple(reply.usage), strict=True)
-        self.usage = Usage(*map(sum, sums))
+        self.usage += reply.usage
         return reply
 
     async def aclose(self) -> None:

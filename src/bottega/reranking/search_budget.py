@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeVar
 
@@ -28,8 +28,7 @@ class BudgetSpentError(Exception):
 def most_prompt_tokens(prompt: Prompt) -> int:
     """Return an upper bound of tokens without a tokenizer: one per byte of text, 4,096 per
     image."""
-    parts = [part for message in prompt.messages for part in message.parts]
-    sizes = [len(part.encode()) if isinstance(part, str) else IMAGE_TOKENS for part in parts]
+    sizes = [len(part.encode()) if isinstance(part, str) else IMAGE_TOKENS for part in prompt.parts]
     return sum(sizes) + MESSAGE_TOKENS * len(prompt.messages)
 
 
@@ -120,9 +119,7 @@ class BudgetedGenerator:
         self.requests += 1
         reply = await self._generator.generate(prompt, self._seeded(prompt, sampling))
         self.calls += len(reply.completions)
-        self.usage = Usage(
-            *(sum(pair) for pair in zip(astuple(self.usage), astuple(reply.usage), strict=True))
-        )
+        self.usage += reply.usage
         spent = reply.usage.prompt_tokens + reply.usage.completion_tokens
         if spent:  # some endpoints report no usage
             self._tokens_freed += bound - spent

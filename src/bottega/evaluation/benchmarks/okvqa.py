@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from bottega.errors import ImageError, LoadError, OnError, error_handler
+from bottega.errors import LoadError, OnError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.benchmarks.tables import (
@@ -19,6 +19,7 @@ from bottega.evaluation.benchmarks.tables import (
     coco_number,
     image,
     option,
+    parse_rows,
     read_rows,
     required,
     texts,
@@ -62,18 +63,16 @@ def read_questions(
 
     Repeated ids are ambiguous: their annotators could belong to either row.
     """
-    report = error_handler(on_error)
-    made: dict[str, AnnotatedQuestion] = {}
-    for source, row in rows:
-        try:
-            one = make(row, source)
-            if one.example.query.id in made:
-                raise LoadError(f"the id {one.example.query.id} is not unique", hint=UNUSABLE)
-        except (LoadError, ImageError) as error:
-            report(LoadError(f"{source}: {error}", hint=error.hint))
-        else:
-            made[str(one.example.query.id)] = one
-    return list(made.values())
+    ids: set[str] = set()
+
+    def make_unique(row: Row, source: str) -> AnnotatedQuestion:
+        one = make(row, source)
+        if (id := str(one.example.query.id)) in ids:
+            raise LoadError(f"the id {id} is not unique", hint=UNUSABLE)
+        ids.add(id)
+        return one
+
+    return list(parse_rows(rows, make_unique, on_error))
 
 
 def examples(part: Sequence[AnnotatedQuestion]) -> tuple[Example, ...]:

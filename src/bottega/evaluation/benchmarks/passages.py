@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TextIO
 from urllib.parse import unquote
 
-from bottega.errors import ImageError, LoadError, OnError, error_handler
+from bottega.errors import LoadError, OnError, error_handler
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.okvqa import first_split
-from bottega.evaluation.benchmarks.tables import Downloads, required
+from bottega.evaluation.benchmarks.tables import Downloads, Row, parse_rows, required
 from bottega.image import path_text
 from bottega.knowledge.loaders import load_passage_lines
 from bottega.types import Example, Query
@@ -75,15 +75,12 @@ def load_passages(
 
 
 def _from_table(location: str, train: bool, on_error: OnError | None) -> Iterator[Example]:
-    report = error_handler(on_error)
+    def make(row: Row, _: str) -> Example:
+        query = Query(required(row, "passage_content"), id=required(row, "passage_id"))
+        return Example(query, "", source=location)
+
     splits = ("train_passages", "train") if train else ("test_passages", "train")
-    for source, row in first_split(location, *splits):
-        try:
-            query = Query(required(row, "passage_content"), id=required(row, "passage_id"))
-        except LoadError as error:
-            report(LoadError(f"{source}: {error}", hint=error.hint))
-        else:
-            yield Example(query, "", source=location)
+    yield from parse_rows(first_split(location, *splits), make, on_error)
 
 
 def _from_file(path: Path, train: bool, on_error: OnError | None) -> Iterator[Example]:
@@ -93,17 +90,14 @@ def _from_file(path: Path, train: bool, on_error: OnError | None) -> Iterator[Ex
         lines.seek(0)
         rows = csv.reader(lines, delimiter=delimiter)
         read = _reader(next(rows, []), path, train)
-        for row in _rows(rows, shown, report):
-            try:
-                found = read(row)
-            except (LoadError, ImageError) as error:
-                where = f"{shown}, line {rows.line_num}"
-                report(LoadError(f"{where}: {error}", hint=error.hint))
-            else:
-                if found is not None:
-                    # One source for all rows: line numbers would need more memory than some
-                    # passages.
-                    yield Example(found, "", source=shown)
+
+        def make(row: Sequence[str], _: str) -> Example | None:
+            # One source for all rows: line numbers would need more memory than some passages.
+            query = read(row)
+            return None if query is None else Example(query, "", source=shown)
+
+        named = ((f"{shown}, line {rows.line_num}", row) for row in _rows(rows, shown, report))
+        yield from parse_rows(named, make, on_error)
 
 
 @contextmanager

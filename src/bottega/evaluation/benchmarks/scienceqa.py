@@ -8,7 +8,7 @@ from pathlib import Path
 
 import orjson
 
-from bottega.errors import ImageError, LoadError, OnError, error_handler
+from bottega.errors import LoadError, OnError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.benchmarks.tables import (
@@ -16,6 +16,7 @@ from bottega.evaluation.benchmarks.tables import (
     Row,
     image,
     option,
+    parse_rows,
     read_examples,
     required,
     text,
@@ -68,24 +69,22 @@ def _tables(location: str, on_error: OnError | None) -> Mapping[str, list[Exampl
 def _published(folder: Path, on_error: OnError | None) -> Mapping[str, list[Example]]:
     problems, splits = _object(folder / "problems.json"), _object(folder / "pid_splits.json")
     return {
-        split: list(_examples(folder, texts(splits, split), problems, split, on_error))
+        split: _examples(folder, texts(splits, split), problems, split, on_error)
         for split in ("train", "val", "test")
     }
 
 
 def _examples(
     folder: Path, pids: Iterable[str], problems: Row, split: str, on_error: OnError | None
-) -> Iterable[Example]:
-    report = error_handler(on_error)
-    for pid in pids:
-        name = f"{path_text(folder)}, problem {pid}"
-        try:
-            row = problems.get(pid)
-            if not isinstance(row, dict):
-                raise LoadError("the problem is not in problems.json", hint=UNUSABLE)
-            yield _example(row, str(folder), name, _path(folder, split, pid, row), pid)
-        except (LoadError, ImageError) as error:
-            report(LoadError(f"{name}: {error}", hint=error.hint))
+) -> list[Example]:
+    def make(pid: str, name: str) -> Example:
+        row = problems.get(pid)
+        if not isinstance(row, dict):
+            raise LoadError("the problem is not in problems.json", hint=UNUSABLE)
+        return _example(row, str(folder), name, _path(folder, split, pid, row), pid)
+
+    rows = ((f"{path_text(folder)}, problem {pid}", pid) for pid in pids)
+    return list(parse_rows(rows, make, on_error))
 
 
 def _path(folder: Path, split: str, pid: str, row: Row) -> str | None:

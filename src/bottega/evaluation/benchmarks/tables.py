@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -181,6 +181,8 @@ def _wrong(name: str, wanted: str, value: object) -> LoadError:
 
 # Parses a row with its name; None if the row is not part of the benchmark.
 Make = Callable[[Row, str], Example | None]
+RowT = TypeVar("RowT")
+Made = TypeVar("Made")
 
 HUB_ID = re.compile(r"(?P<id>[\w-][\w.-]*/[\w.-]+)(?:/(?P<config>[\w.-]+))?")
 COLUMNAR = (".parquet", ".arrow")
@@ -196,17 +198,27 @@ def read_examples(
     on_error: OnError | None,
     allow_multiple: bool = False,
 ) -> list[Example]:
-    """Parse all rows with `make`; its `LoadError` and `ImageError` go to `on_error`."""
+    """Parse all rows of a split as `parse_rows` does."""
+    rows = read_rows(location, split, allow_multiple=allow_multiple)
+    return list(parse_rows(rows, make, on_error))
+
+
+def parse_rows(
+    rows: Iterable[tuple[str, RowT]],
+    make: Callable[[RowT, str], Made | None],
+    on_error: OnError | None,
+) -> Iterator[Made]:
+    """Yield what `make` returns for each named row, unless it is None. Its `LoadError` and
+    `ImageError` go to `on_error`."""
     report = error_handler(on_error)
-    examples: list[Example] = []
-    for source, row in read_rows(location, split, allow_multiple=allow_multiple):
+    for source, row in rows:
         try:
-            example = make(row, source)
+            made = make(row, source)
         except (LoadError, ImageError) as error:
             report(LoadError(f"{source}: {error}", hint=error.hint))
         else:
-            examples += [] if example is None else [example]
-    return examples
+            if made is not None:
+                yield made
 
 
 def read_rows(

@@ -26,6 +26,13 @@ class Estimate:
     high: float
 
 
+def bounds(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:
+    """Return value, low and high, three times None without an estimate."""
+    if estimate is None:
+        return None, None, None
+    return estimate.value, estimate.low, estimate.high
+
+
 def accuracy(correct: Sequence[bool]) -> Estimate:
     """Return the share of correct answers with its Wilson interval; invalid ones are False."""
     n, share = len(correct), sum(correct) / len(correct)
@@ -44,9 +51,13 @@ def mean(values: Sequence[float], *, seed: int) -> Estimate:
     if all(value in (0.0, 1.0) for value in values):
         return accuracy([value == 1.0 for value in values])
     array = np.asarray(values, np.float64)
-    means = resampled(len(array), seed) @ array / len(array)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return Estimate(float(array.mean()), float(low), float(high))
+    return with_interval(array.mean(), resampled(len(array), seed) @ array / len(array))
+
+
+def with_interval(value: float, samples: NDArray[np.float64]) -> Estimate:
+    """Return the value with the 95 % percentile interval of its bootstrap samples."""
+    low, high = np.percentile(samples, [2.5, 97.5])
+    return Estimate(float(value), float(low), float(high))
 
 
 def resampled(n: int, seed: int) -> NDArray[np.float64]:
@@ -83,8 +94,7 @@ def paired_mean_difference(
 ) -> Estimate:
     """Return the mean difference of scores in [0, 1] with its percentile bootstrap interval."""
     gain = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
-    low, high = np.percentile(resampled(len(gain), seed) @ gain / len(gain), [2.5, 97.5])
-    return Estimate(float(gain.mean()), float(low), float(high))
+    return with_interval(gain.mean(), resampled(len(gain), seed) @ gain / len(gain))
 
 
 def sign_flips(ours: Sequence[float], theirs: Sequence[float], *, seed: int) -> float:

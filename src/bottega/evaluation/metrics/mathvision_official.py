@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
-from bottega.evaluation.metrics.intervals import Estimate, mean
-from bottega.evaluation.metrics.metric import Judgement
+from bottega.evaluation.metrics.metric import MeanScore
 from bottega.evaluation.metrics.mmmu import option_letter
 from bottega.parsing import strip_thinking
 from bottega.parsing.formulas import (
@@ -115,7 +113,7 @@ def _braced_fraction(match: re.Match[str]) -> str:
     return rf"\frac{{{match[1]}}}{below}"
 
 
-class OfficialMathVisionAccuracy:
+class OfficialMathVisionAccuracy(MeanScore):
     """Accuracy with the verdicts of MathVision's published code, for answers of
     `OfficialMathVisionParser`.
 
@@ -128,9 +126,6 @@ class OfficialMathVisionAccuracy:
     def score(self, item: Example, answer: Answer, /) -> float:
         golds = [item.answer, *option_letter(item)]
         return float(answer.valid and any(official_equal(gold, answer.text) for gold in golds))
-
-    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
-        return mean([one.score for one in judged], seed=seed)
 
 
 def official_equal(gold: str, answer: str) -> bool:

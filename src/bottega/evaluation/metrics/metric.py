@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bottega.errors import SettingError
 from bottega.evaluation.examples import labels_of
-from bottega.evaluation.metrics.intervals import Estimate, mean, resampled
+from bottega.evaluation.metrics.intervals import Estimate, mean, resampled, with_interval
 from bottega.types import Answer, Example
 
 
@@ -42,16 +42,20 @@ class Metric(Protocol):
         ...
 
 
-class Accuracy:
+class MeanScore:
+    """Base of metrics whose value is the mean score."""
+
+    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
+        return mean([one.score for one in judged], seed=seed)
+
+
+class Accuracy(MeanScore):
     """Accuracy: the labels are exactly those of the item."""
 
     name = "accuracy"
 
     def score(self, item: Example, answer: Answer, /) -> float:
         return float(answer.valid and set(answer.labels) == set(labels_of(item)))
-
-    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
-        return mean([one.score for one in judged], seed=seed)
 
 
 class NotScored:
@@ -94,8 +98,7 @@ def macro_f1(
     gold, chosen = _indicators(truth, labels), _indicators(predicted, labels)
     everything = np.ones((1, len(truth)))
     value = _macro_f1(gold, chosen, everything)[0]
-    low, high = np.percentile(_macro_f1(gold, chosen, resampled(len(truth), seed)), [2.5, 97.5])
-    return Estimate(float(value), float(low), float(high))
+    return with_interval(value, _macro_f1(gold, chosen, resampled(len(truth), seed)))
 
 
 def _indicators(sets: Sequence[Sequence[str]], labels: Sequence[str]) -> NDArray[np.float64]:

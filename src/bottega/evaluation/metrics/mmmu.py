@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 
-from bottega.evaluation.metrics.intervals import Estimate, mean
-from bottega.evaluation.metrics.metric import Judgement
+from bottega.evaluation.metrics.metric import MeanScore
 from bottega.parsing import open_candidates
 from bottega.parsing.choices import open_forms
 from bottega.parsing.formulas import formula_value
@@ -15,7 +14,7 @@ from bottega.types import Answer, Example
 SUBJECT = "subject"
 
 
-class MMMUAccuracy:
+class MMMUAccuracy(MeanScore):
     """Accuracy by the official rules.
 
     A choice must be the right option. An open answer is right if one of its candidates
@@ -41,9 +40,6 @@ class MMMUAccuracy:
             return float(answer.text in golds)
         return float(_is_open_match(answer.text, golds))
 
-    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
-        return mean([one.score for one in judged], seed=seed)
-
 
 def _is_open_match(reply: str, golds: Sequence[str]) -> bool:
     right = [form for gold in golds for form in open_forms(gold)]
@@ -59,7 +55,7 @@ def _is_open_match(reply: str, golds: Sequence[str]) -> bool:
 BRACKETS = ("()", "[]")
 
 
-class MathVisionAccuracy:
+class MathVisionAccuracy(MeanScore):
     """Accuracy of the option's letter or text, or of the open answer.
 
     Answers match up to case and spaces, or by value to two decimals (1/3 is 0.33). Tuples are
@@ -83,9 +79,6 @@ class MathVisionAccuracy:
             _is_one(predicted, [item.answer, *option_letter(item)])
             and not _is_one(predicted, others)
         )
-
-    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
-        return mean([one.score for one in judged], seed=seed)
 
 
 def option_letter(item: Example) -> list[str]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from bottega.evaluation.metrics.intervals import Estimate, mean
-from bottega.evaluation.metrics.metric import Judgement
+from bottega.evaluation.metrics.metric import MeanScore
 from bottega.parsing.answers import normalize
 from bottega.types import Answer, Example
 
 SENTENCE_END = re.compile(r"\.\s")
 
 
-class ExactMatch:
+class ExactMatch(MeanScore):
     """Case-insensitive match of the reply up to its first line break, else its first period.
 
     It needs the whole reply, so use it with `plain_text`.
@@ -23,9 +21,6 @@ class ExactMatch:
 
     def score(self, item: Example, answer: Answer, /) -> float:
         return float(answer.valid and _cut(answer.text).lower() == item.answer.lower())
-
-    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
-        return mean([one.score for one in judged], seed=seed)
 
 
 class WholeMatch(ExactMatch):

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bottega.errors import SettingError
-from bottega.evaluation.metrics.intervals import Estimate, mean, resampled
-from bottega.evaluation.metrics.metric import Judgement
+from bottega.evaluation.metrics.intervals import Estimate, resampled, with_interval
+from bottega.evaluation.metrics.metric import Judgement, MeanScore
 from bottega.types import Answer, Example
 
 PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
@@ -78,7 +78,7 @@ class Agreement(Protocol):
     def __call__(self, reply: str, golds: Sequence[str], /) -> float: ...
 
 
-class AnnotatorAgreement:
+class AnnotatorAgreement(MeanScore):
     """Agreement of an answer with the annotators' answers, at least one for each item."""
 
     def __init__(self, name: str, references: References, agreement: Agreement) -> None:
@@ -98,9 +98,6 @@ class AnnotatorAgreement:
                 hint="pass references with the items' query ids",
             )
         return self._agreement(answer.text, golds) if answer.valid else 0.0
-
-    def estimate(self, judged: Sequence[Judgement], /, *, seed: int) -> Estimate:
-        return mean([one.score for one in judged], seed=seed)
 
 
 def vqa_accuracy(references: References, variant: Variant = "original") -> AnnotatorAgreement:
@@ -196,8 +193,7 @@ class Answerability:
         suspicion = np.array([self._suspicion(one.item, one.answer) for one in judged])
         value = self._figure(positive, suspicion, np.ones((1, len(judged))))[0]
         samples = self._figure(positive, suspicion, resampled(len(judged), seed))
-        low, high = np.percentile(samples, [2.5, 97.5])
-        return Estimate(float(value), float(low), float(high))
+        return with_interval(value, samples)
 
     def _is_positive(self, item: Example) -> bool:
         return item.query.id in self._unanswerable

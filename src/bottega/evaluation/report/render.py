@@ -20,7 +20,6 @@ from bottega.errors import MissingDependencyError, SettingError
 from bottega.evaluation.charts import Chart, by_cost, by_shots
 from bottega.evaluation.page import page_environment, style_sheet
 from bottega.evaluation.prompts import description_text
-from bottega.evaluation.report.demonstrations import demonstration_texts
 from bottega.evaluation.report.payload import payload
 from bottega.evaluation.report.plots import cost_axis, cost_series, plot, plot_streams, shots_of
 from bottega.evaluation.report.references import Reference, references
@@ -32,6 +31,7 @@ from bottega.evaluation.report.sections import (
     Section,
     breakdowns,
     confusions,
+    demonstration_texts,
     sections,
 )
 from bottega.evaluation.report.streams import (

@@ -20,7 +20,9 @@ from bottega.evaluation.paired import (
     is_other_baseline,
     paired_differences,
 )
+from bottega.evaluation.prompts import description_text
 from bottega.evaluation.report.runs import Item, Key, RecordedAnswer, StoredRun
+from bottega.evaluation.run_store import SHOWN
 from bottega.evaluation.runner import Figure, Result, summarize
 from bottega.types import Example
 
@@ -29,7 +31,7 @@ MAX_CONFUSED = 30
 INVALID, OTHER = "(invalid)", "(another)"
 # Minimum shares of the items in shown groups and in groups of several items: free answers would
 # give each item a group of its own.
-SHOWN, SHARED = 0.5, 0.7
+SHOWN_SHARE, SHARED = 0.5, 0.7
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def _of_tag(tag: str) -> Callable[[Example], tuple[str, ...]]:
 def _is_informative(counts: Counter[str], items: int) -> bool:
     shown = sum(n for _, n in counts.most_common(MAX_GROUPS))
     shared = sum(n for n in counts.values() if n > 1)
-    return len(counts) > 1 and shown >= SHOWN * items and shared >= SHARED * items
+    return len(counts) > 1 and shown >= SHOWN_SHARE * items and shared >= SHARED * items
 
 
 def _breakdown(
@@ -350,3 +352,12 @@ def compare_rows(section: Section, ours: Row, theirs: Row) -> PairedDifference |
 
 def _seed(run: StoredRun) -> int:
     return int(run.settings.get("seed", 0))
+
+
+def demonstration_texts(section: Section) -> list[str]:
+    """Return a text for each run with descriptions of its methods."""
+    several = len(section.runs) > 1
+    texts = {
+        name: description_text(run.settings.get(SHOWN, {})) for name, run in section.runs.items()
+    }
+    return [f"{name}: {text}" if several else text for name, text in texts.items() if text]

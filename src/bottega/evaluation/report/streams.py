@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from bottega.evaluation.charts import STYLES, Chart, Point, Series, by_category, by_value
-from bottega.evaluation.metrics.intervals import Estimate
+from bottega.evaluation.metrics.intervals import Estimate, bounds
 from bottega.evaluation.report.runs import StoredRun
 from bottega.evaluation.run_store import ORDERS
 from bottega.evaluation.stream_plan import UNLIMITED, Stream, StreamConfig
-from bottega.evaluation.stream_summary import PARTS, CurvePoint, summarize_streams
+from bottega.evaluation.stream_summary import CurvePoint, summarize_streams
 from bottega.evaluation.stream_trends import Trend, find_trends
-from bottega.evaluation.streams import StreamResult
+from bottega.evaluation.streams import PARTS, StreamResult
 
 STEPS = 20  # points of a curve along the stream
 THIRDS = ("first third", "second third", "last third")
@@ -230,10 +230,3 @@ def csv_rows(section: StreamSection) -> Iterator[tuple[object, ...]]:
             *(None if one is None else one.value for one in point.gains),
             *(point.master_share, point.agreement, point.recovered, point.cost_usd),
         )
-
-
-def bounds(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:
-    """Return value, low and high."""
-    if estimate is None:
-        return None, None, None
-    return estimate.value, estimate.low, estimate.high

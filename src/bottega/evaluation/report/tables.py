@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
-from bottega.evaluation.report.demonstrations import demonstration_texts
+from bottega.evaluation.metrics.intervals import bounds
 from bottega.evaluation.report.references import references
-from bottega.evaluation.report.sections import Row, Section
+from bottega.evaluation.report.sections import Row, Section, demonstration_texts
 from bottega.evaluation.report.streams import COLUMNS as STREAM_COLUMNS
-from bottega.evaluation.report.streams import THIRDS, StreamSection, bounds, csv_rows
+from bottega.evaluation.report.streams import THIRDS, StreamSection, csv_rows
 from bottega.evaluation.report.visual_rag import average_rows, efficiency
 from bottega.evaluation.retrieval import EXCLUSION_RULE
 from bottega.evaluation.stream_trends import COLUMNS as TREND_COLUMNS
@@ -24,13 +25,8 @@ COLUMNS = (
 
 def as_csv(sections: Sequence[Section]) -> str:
     """Return a line for each metric of each row, the main metric first."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for section in sections:
-        for row in section.rows:
-            writer.writerows(_lines(section, row))
-    return buffer.getvalue()
+    lines = (_lines(section, row) for section in sections for row in section.rows)
+    return _csv(COLUMNS, chain.from_iterable(lines))
 
 
 def as_markdown(sections: Sequence[Section], *, title: str, made: str) -> str:
@@ -87,11 +83,12 @@ def as_markdown(sections: Sequence[Section], *, title: str, made: str) -> str:
 
 def streams_as_csv(sections: Sequence[StreamSection]) -> str:
     """Return a line for each curve and rate."""
+    return _csv(STREAM_COLUMNS, chain.from_iterable(map(csv_rows, sections)))
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(STREAM_COLUMNS)
-    for section in sections:
-        writer.writerows(csv_rows(section))
+    csv.writer(buffer, lineterminator="\n").writerows([columns, *rows])
     return buffer.getvalue()
 
 

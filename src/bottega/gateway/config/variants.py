@@ -7,21 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
+from bottega.recipes.cache_retrieval import RetrievalName
+
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Cosine = Annotated[float, Field(ge=-1, le=1)]
-Retrieve = Literal[
-    "nearest",
-    "image",
-    "text",
-    "dual",
-    "crossed",
-    "probe",
-    "keywords",
-    "hashtag",
-    "keyword-hashtag",
-    "bm25",
-    "hybrid",
-]
+Retrieve = Literal["nearest", RetrievalName]
 
 
 @dataclass(frozen=True)

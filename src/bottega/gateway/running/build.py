@@ -117,7 +117,7 @@ def build(
         ledger,
         config.feedback,
         tenants.base,
-        find=_nothing_kept if traces is None else traces.find,
+        find_query=_no_query if traces is None else traces.find_query,
         forget=forget,
         observe=metrics.feedback,
     )
@@ -191,7 +191,7 @@ def _open_stores(
         yield accounts, ledger, connect, opened
 
 
-def _nothing_kept(id: str) -> None:
+def _no_query(id: str) -> None:
     """Find no request: traces are not stored."""
 
 

@@ -101,7 +101,7 @@ def run(
     *,
     metrics: socket.socket | None = None,
     read: Callable[[], Config] | None = None,
-    build: ServerFactory | None = None,
+    build: Callable[..., DrainingServer] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, and then until the requests in progress have ended, at most
     `drain_seconds`. A second signal ends it at once. SIGHUP applies the settings that `read`
@@ -255,10 +255,6 @@ class DrainingServer(uvicorn.Server):
         self._on_end()
         self.should_exit = True
 
-
-ServerFactory = Callable[
-    [uvicorn.Config, Admission, float, Callable[[], None], Callable[[], None]], DrainingServer
-]
 
 # Settings that need no restart, by section.
 RELOADED = {

@@ -126,7 +126,6 @@ class Connection(HttpToolsProtocol):
 FULL = ApiError(
     "the gateway has reached its limit of concurrent requests",
     status=503,
-    type="server_error",
     code="overloaded",
     headers={"retry-after": "1"},
     hint="try again in a moment",

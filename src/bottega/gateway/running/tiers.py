@@ -293,7 +293,6 @@ class PipelineTenantPool:
             raise ApiError(
                 "this gateway serves one pipeline, which has no namespaces",
                 status=403,
-                type="permission_error",
                 code="no_namespaces",
                 hint="use a key without a namespace",
             )

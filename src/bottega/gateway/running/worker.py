@@ -7,13 +7,13 @@ import logging
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection as Channel
-
-import uvicorn
+from typing import Any
 
 from bottega.gateway.config.settings import Config
 from bottega.gateway.running.process import DrainingServer, reload, run
-from bottega.gateway.running.server import Admission, GatewayServer
+from bottega.gateway.running.server import GatewayServer
 from bottega.gateway.running.workers import DRAIN, STOP, WorkerTask
 from bottega.gateway.telemetry.worker_metrics import WorkerMetrics
 
@@ -83,24 +83,25 @@ class SharedListener:
 class WorkerServer(DrainingServer):
     """Server that shares its sockets with other workers and is controlled by a supervisor."""
 
-    channel: Channel
-    apply: Callable[[Config], None]
+    def __init__(self, *settings: Any, channel: Channel, apply: Callable[[Config], None]) -> None:
+        super().__init__(*settings)
+        self._channel, self._apply = channel, apply
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
         self._listeners = list(sockets or [])
         loop = asyncio.get_running_loop()
         self.servers = [SharedListener(one, self._protocol) for one in sockets or []]  # type: ignore[misc]
-        loop.add_reader(self.channel.fileno(), self._on_message)
+        loop.add_reader(self._channel.fileno(), self._on_message)
 
     def _on_message(self) -> None:
         try:
-            message = self.channel.recv()
+            message = self._channel.recv()
         except (EOFError, OSError):  # the supervisor was killed
-            asyncio.get_running_loop().remove_reader(self.channel.fileno())
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
             message = DRAIN
         if isinstance(message, Config):
-            self.apply(message)
+            self._apply(message)
         elif message == STOP:
             self.stop_at_once()
         else:
@@ -119,18 +120,10 @@ def run_worker(gateway_server: GatewayServer, task: WorkerTask, channel: Channel
         with suppress(OSError):
             channel.send(gateway_server.gateway.authenticate is not None)
 
-    def build(
-        config: uvicorn.Config,
-        admission: Admission,
-        seconds: float,
-        started: Callable[[], None],
-        on_end: Callable[[], None],
-    ) -> DrainingServer:
-        server = WorkerServer(config, admission, seconds, started, on_end)
-        server.channel = channel
-        server.apply = lambda config: reload(gateway_server, lambda: config)
-        return server
+    def apply(config: Config) -> None:
+        reload(gateway_server, lambda: config)
 
+    build = partial(WorkerServer, channel=channel, apply=apply)
     sockets = [task.listener, *([] if task.metrics is None else [task.metrics])]
     listener, *rest = (socket.socket(fileno=one) for one in sockets)
     run(gateway_server, listener, started, metrics=rest[0] if rest else None, build=build)

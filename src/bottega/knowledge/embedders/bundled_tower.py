@@ -27,7 +27,7 @@ from bottega.bundled.efficientnet import fuse
 from bottega.errors import EmbeddingError
 from bottega.image import Image
 from bottega.knowledge.embedders.pixels import unit_images
-from bottega.knowledge.embedders.sentence import loading_model
+from bottega.knowledge.embedders.sentence import embed_part, loading_model
 from bottega.knowledge.records import unit
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Query
@@ -195,17 +195,10 @@ class PhotographDispatchEmbedder:
         return self._photographs.dimension + self._others.dimension
 
     def embed(self, queries: Sequence[Query]) -> Vectors:
-        rows = np.zeros((len(queries), self.dimension), np.float32)
-        chosen = np.array([all(map(is_photograph, query.images)) for query in queries], bool)
-        split = self._photographs.dimension
-        for part, columns, embedder in (
-            (chosen, slice(None, split), self._photographs),
-            (~chosen, slice(split, None), self._others),
-        ):
-            if part.any():
-                kind = [query for query, has in zip(queries, part, strict=True) if has]
-                rows[part, columns] = unit(embedder.embed(kind))
-        return rows
+        photographs = [all(map(is_photograph, query.images)) for query in queries]
+        others = [not one for one in photographs]
+        parts = (self._photographs, photographs), (self._others, others)
+        return np.hstack([embed_part(embedder, queries, given) for embedder, given in parts])
 
 
 class TowerTokenEmbedder:

@@ -20,7 +20,6 @@ from bottega.protocols import Embedder, Vectors
 from bottega.types import Query
 
 WEIGHTS = ("*.safetensors", "*.bin")
-CHUNK = 1 << 20
 
 
 @contextmanager
@@ -66,8 +65,7 @@ def weights_digest(folder: Path) -> str:
     for path in sorted(path for pattern in WEIGHTS for path in folder.rglob(pattern)):
         digest.update(str(path.relative_to(folder)).encode())
         with path.open("rb") as weights:
-            while chunk := weights.read(CHUNK):
-                digest.update(chunk)
+            hashlib.file_digest(weights, lambda: digest)
     return digest.hexdigest()[:12]
 
 
@@ -88,8 +86,8 @@ class DualEmbedder:
         return self._image.dimension + self._text.dimension
 
     def embed(self, queries: Sequence[Query]) -> Vectors:
-        image_rows = _embed_part(self._image, queries, [bool(query.images) for query in queries])
-        text_rows = _embed_part(self._text, queries, [bool(query.text) for query in queries])
+        image_rows = embed_part(self._image, queries, [bool(query.images) for query in queries])
+        text_rows = embed_part(self._text, queries, [bool(query.text) for query in queries])
         if not all(query.images or query.text for query in queries):
             raise EmbeddingError(
                 "the query has neither image nor text", hint="add an image or a text"
@@ -97,7 +95,7 @@ class DualEmbedder:
         return unit(np.concatenate([image_rows, text_rows], axis=1))
 
 
-def _embed_part(embedder: Embedder, queries: Sequence[Query], present: Sequence[bool]) -> Vectors:
+def embed_part(embedder: Embedder, queries: Sequence[Query], present: Sequence[bool]) -> Vectors:
     """Return unit rows, with zeros where the part is absent."""
     rows = np.zeros((len(queries), embedder.dimension), np.float32)
     chosen = [query for query, has in zip(queries, present, strict=True) if has]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bottega._util.event_loops import BACKGROUND_LOOP
-from bottega._util.executor import Executor, Workers
+from bottega._util.executor import Actor, Executor
 from bottega.errors import EmbeddingError, WorkerError
 from bottega.knowledge.embedders.names import open_embedder
 from bottega.protocols import Embedder, Vectors
@@ -82,7 +82,7 @@ class WorkerEmbedder:
     def __init__(
         self,
         spec: str,
-        workers: Workers[EmbeddingBatch, Vectors | EmbedderDescription],
+        workers: Actor[EmbeddingBatch, Vectors | EmbedderDescription],
         description: EmbedderDescription,
         concurrency: int,
     ) -> None:
