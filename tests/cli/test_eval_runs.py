@@ -217,17 +217,12 @@ def test_rcts_rewards_the_reasons_for_its_answers(run: Run, pets: Path, served: 
     assert "top-k (rationales none)" in Path("page/results.md").read_text()
 
 
-def test_runs_that_do_not_describe_their_search_are_resumed(run: Run) -> None:
+def test_methods_with_another_number_of_samples_are_not_resumed(run: Run) -> None:
     command = (
         *("eval", "codes:notebooks=5", "--limit", 2, "--methods", "rcts,majority", "--rollouts", 2),
         *("--out", "kept"),
     )
     assert run(*command).code == 0
-    older = {name: {"rationales": "none"} for name in ("rcts", "majority")}
-    with sqlite3.connect("kept/run.db") as run_file:
-        value = orjson.dumps(older).decode()
-        run_file.execute("UPDATE settings SET value = ? WHERE name = 'shown'", (value,))
-    run_file.close()
     resumed = run(*command)
     assert (resumed.code, "stored answers in kept are reused" in resumed.err) == (0, True)
     refused = run(*command[:5], "majority", *command[6:], "--shots", 3)
@@ -240,7 +235,7 @@ def test_answers_with_another_default_prompt_are_not_resumed(
     served.answers = [reasoner]
     evaluation = ("eval", f"image-folder:{pets}", *RCTS, "--out", "kept")
     assert run(*evaluation).code == 0
-    with sqlite3.connect("kept/run.db") as run_file:  # as an earlier version stored it
+    with sqlite3.connect("kept/run.db") as run_file:
         run_file.execute("DELETE FROM settings WHERE name = 'shown'")
     run_file.close()
     refused = run(*evaluation)
