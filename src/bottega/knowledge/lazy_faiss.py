@@ -14,4 +14,5 @@ else:
         check_address_space()
         import faiss
 
-        return getattr(faiss, name)
+        globals()[name] = found = getattr(faiss, name)  # later uses do not call this function
+        return found

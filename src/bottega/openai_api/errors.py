@@ -17,6 +17,12 @@ from bottega.errors import (
 
 JSONObject = Mapping[str, object]
 WRONG_PROTOCOL = "check that this server supports the OpenAI chat-completions protocol"
+# By status, if not given. 501 is a request for something that this gateway does not offer.
+TYPES = {
+    403: "permission_error",
+    429: "rate_limit_error",
+    **dict.fromkeys((500, 502, 503, 504, 507), "server_error"),
+}
 
 
 class RequestRejectedError(RejectedError):
@@ -29,14 +35,6 @@ class RequestRejectedError(RejectedError):
         self.kind = fields.get("type")
         self.code = fields.get("code")
         self.param = fields.get("param")
-
-
-# By status, if not given. 501 is a request for something that this gateway does not offer.
-TYPES = {
-    403: "permission_error",
-    429: "rate_limit_error",
-    **dict.fromkeys((500, 502, 503, 504, 507), "server_error"),
-}
 
 
 class ApiError(BottegaError):

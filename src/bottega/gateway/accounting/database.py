@@ -44,6 +44,8 @@ ADD_LOST = (
     "INSERT INTO gateway_notes AS old VALUES ('lost', ?1) ON CONFLICT (name) DO UPDATE"
     " SET value = CAST(CAST(old.value AS BIGINT) + CAST(excluded.value AS BIGINT) AS TEXT)"
 )
+SHARED_LOST = ADD_LOST.replace("?", "$")
+WRITE_PARAMETERS = len(ENTRIES.columns) + 2  # of gateway_write
 ADD_SPENDING = (
     "INSERT INTO gateway_spending VALUES (?1, ?2, ?3)"
     " ON CONFLICT (month, account) DO UPDATE SET usd = usd + excluded.usd"
@@ -228,7 +230,7 @@ class SharedLedger(LedgerStore):
         if batch.notes:
             statements.append((NOTES, _arrays(batch.note_rows())))
         if batch.lost:
-            statements.append((LOST, (str(batch.lost),)))
+            statements.append((SHARED_LOST, (str(batch.lost),)))
         if batch.shadows:
             statements.append((INSERT_SHADOWS, _arrays(map(SHADOWS.row, batch.shadows))))
         entries = _arrays(map(ENTRIES.row, batch.entries)) or [()] * len(ENTRIES.columns)
@@ -275,15 +277,13 @@ def _unnest(types: Iterable[type]) -> str:
     return f"SELECT * FROM unnest({arrays})"
 
 
-PARAMETERS = len(ENTRIES.columns) + 2  # of gateway_write
 # Insertions of many rows in one statement, with one array per column.
-WRITE = f"SELECT * FROM gateway_write({', '.join(f'${n}' for n in range(1, PARAMETERS + 1))})"
+WRITE = f"SELECT * FROM gateway_write({', '.join(f'${n}' for n in range(1, WRITE_PARAMETERS + 1))})"
 INSERT_SHADOWS = (
     f"INSERT INTO gateway_shadows ({SHADOWS.listed})"
     f" {_unnest(column.type for column in SHADOWS.columns)} ON CONFLICT (id) DO NOTHING"
 )
 NOTES = f"INSERT INTO gateway_notes {_unnest((str, str))} {SET_NOTE}"
-LOST = ADD_LOST.replace("?", "$")
 
 
 def month_of(moment: float) -> str:
