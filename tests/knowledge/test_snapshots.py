@@ -92,7 +92,7 @@ def test_snapshot_that_is_replaced_while_it_is_read_is_read_again(
             newer.replace(path)
         return read(name)
 
-    monkeypatch.setattr(faiss, "read_index", read_after_replacement)
+    monkeypatch.setattr("bottega.knowledge.lazy_faiss.read_index", read_after_replacement)
     found = load(path)
     assert found is not None
     assert found.keys[0] == old.keys[299]
