@@ -75,12 +75,24 @@ def main() -> int:
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m meters", description=__doc__)
     add = parser.add_argument
-    add("--list", nargs="?", const="", metavar="WORDS", help="List what is counted, with WORDS.")
-    add("--lower", action="store_true", help="Lower limits to the measurements.")
+    add(
+        "--list",
+        nargs="?",
+        const="",
+        metavar="WORDS",
+        help="List the files and names behind each measurement whose name contains WORDS.",
+    )
+    add(
+        "--lower", action="store_true", help="Replace limits that are too high by the measurements."
+    )
     add("--root", type=Path, default=ROOT, metavar="DIR", help="Measure the checkout in DIR.")
     options = parser.parse_args()
     if not (options.root / "src" / "bottega").is_dir():
         parser.error(f"{options.root} has no folder src/bottega: name the root of a checkout")
+    if options.lower and (options.list is not None or options.root.resolve() != ROOT):
+        parser.error("--lower takes neither --list nor --root")
+    if not any((options.list or "") in name for name in ADVICE):
+        parser.error(f"no measurement contains {options.list!r}: run python -m meters --list")
     return options
 
 

@@ -63,7 +63,7 @@ class Reasoner:
         return response
 
     def reply(self, body: Body, number: int) -> str:
-        question = text_of(body["messages"][-1])
+        question = storable_text(body["messages"][-1])
         if "**Answer:**" in question:  # appendix C.1: a rationale is requested
             return f"Way {number}: look, then count."
         sample = number if body.get("temperature") else 0
@@ -88,7 +88,7 @@ def random_answer(question: str, random_number: int) -> str:
     return letters[random_number % len(letters)] if letters else str(random_number % 9)
 
 
-def text_of(message: Body) -> str:
+def storable_text(message: Body) -> str:
     content = message["content"]
     if isinstance(content, str):
         return content

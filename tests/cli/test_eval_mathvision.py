@@ -23,7 +23,7 @@ from bottega.generation import OpenAIGenerator
 from bottega.openai_api.client import RetryPolicy
 from tests.cli.conftest import Run, no_sleep
 from tests.evaluation.benchmarks.published import write_image
-from tests.reasoner import Reasoner, text_of
+from tests.reasoner import Reasoner, storable_text
 from tests.server import Server
 
 MATHVISION = Path(__file__).resolve().parents[3] / "shared" / "data" / "mathvision"
@@ -118,7 +118,7 @@ def test_rationale_options_select_the_prompts(
         for name in ("zero-shot", "top-k", "majority"):
             reasoner.order.clear()
             run(*evaluation(synthetic, "--limit", 2, *options, methods=(name,)))
-            texts = [text_of(orjson.loads(body)["messages"][-1]) for body in reasoner.order]
+            texts = [storable_text(orjson.loads(body)["messages"][-1]) for body in reasoner.order]
             requested[name] = {"BECAUSE" in text for text in texts}
         return requested
 
@@ -149,7 +149,7 @@ def test_written_rationales_become_demonstrations(
     assert document["explained"] == ["random"]
     assert document["shown"] == {"random": {"rationales": "from kb.db"}}
     messages = [message for body in reasoner.order for message in orjson.loads(body)["messages"]]
-    shown = [text_of(message) for message in messages if message["role"] == "assistant"]
+    shown = [storable_text(message) for message in messages if message["role"] == "assistant"]
     assert len(shown) == 24
     assert 0 < sum("BECAUSE: Way " in text for text in shown) < 24
     other = run("eval", "attributes:examples=30,queries=2", "--rationales-from", "kb.db")

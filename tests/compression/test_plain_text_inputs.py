@@ -35,13 +35,13 @@ def inputs(model: LoadedModel) -> InputBuilder:
     return InputBuilder(model.encode, model.ends)
 
 
-def text_of(model: LoadedModel, ids: list[int]) -> str:
+def storable_text(model: LoadedModel, ids: list[int]) -> str:
     return str(model.processor.tokenizer.decode(ids)).strip()
 
 
 def test_passage_is_read_without_the_question(model: LoadedModel, inputs: InputBuilder) -> None:
     both = [Example(Query(text), "") for text in ("A passage.", "The other one.")]
-    assert [text_of(model, ids) for ids in rows(inputs.passages(both))] == [
+    assert [storable_text(model, ids) for ids in rows(inputs.passages(both))] == [
         "A passage.",
         "The other one.",
     ]
@@ -51,13 +51,13 @@ def test_image_of_a_passage_is_read_whole(model: LoadedModel, inputs: InputBuild
     [ids] = rows(inputs.passages([Example(Query("A passage.", (solid_image(1),)), "")]))
     image = model.processor.tokenizer.convert_tokens_to_ids("<image>")
     assert [one == image for one in ids] == [i < QUERIES for i in range(len(ids))]
-    assert text_of(model, ids[QUERIES:]).removeprefix("</s>").strip() == "A passage."
+    assert storable_text(model, ids[QUERIES:]).removeprefix("</s>").strip() == "A passage."
 
 
 def test_answers_have_one_tokenization(model: LoadedModel, inputs: InputBuilder) -> None:
     begun, copied = inputs.answers([QUESTION], ["dog"]), inputs.answers_in_text(["dog"])
     assert begun == copied
-    assert text_of(model, begun[0]) == "dog"
+    assert storable_text(model, begun[0]) == "dog"
     assert not model.ends.intersection(begun[0])
 
 

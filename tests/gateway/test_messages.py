@@ -83,7 +83,7 @@ def ask(harness: Harness, messages: Any, model: str = "bottega", **more: Any) ->
     return Message.model_validate_json(raw.text())
 
 
-def text_of(message: Message) -> str:
+def storable_text(message: Message) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
@@ -94,9 +94,9 @@ def test_image_and_question_are_answered_with_demonstrations(shared: Harness) ->
             [{"role": "user", "content": [image_block(shade), {"type": "text", "text": QUESTION}]}],
             "bottega/master",
         )
-        assert (text_of(said), said.stop_reason) == (f"{QUESTION} (0 shown)", "end_turn")
+        assert (storable_text(said), said.stop_reason) == (f"{QUESTION} (0 shown)", "end_turn")
     later = [{"role": "user", "content": [image_block(30), {"type": "text", "text": QUESTION}]}]
-    assert text_of(ask(shared, later, "bottega/apprentice")) == f"{QUESTION} (2 shown)"
+    assert storable_text(ask(shared, later, "bottega/apprentice")) == f"{QUESTION} (2 shown)"
     assert {len(kept.query.images) for kept in shared.examples()} == {1}
 
 
@@ -213,7 +213,7 @@ def test_stop_reasons(
     server.answers = [reply_with(finish, **message)]
     said = ask(gateway, "hi", "bottega/master")
     assert said.stop_reason == reason
-    assert text_of(said) == (message["content"] or message.get("refusal", ""))
+    assert storable_text(said) == (message["content"] or message.get("refusal", ""))
 
 
 def test_stream_of_text(gateway: Harness, server: doubles.Server) -> None:
@@ -234,7 +234,7 @@ def test_stream_of_text(gateway: Harness, server: doubles.Server) -> None:
     assert kinds[:2] == ["message_start", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert {*kinds[2:-3]} == {"content_block_delta"}
-    assert text_of(final) and final.stop_reason == "end_turn"
+    assert storable_text(final) and final.stop_reason == "end_turn"
     assert final.usage.output_tokens > 0 and final.usage.input_tokens > 0
 
 
@@ -381,7 +381,7 @@ def test_keys_and_models(tmp_path: Path) -> None:
 
     accounts = {"sk-test": Account("a", "a")}
     with harness(tmp_path, authenticate=lambda key: accounts.get(key or "")) as own:
-        assert text_of(ask(own, "hi"))
+        assert storable_text(ask(own, "hi"))
         with client(own) as real, pytest.raises(anthropic.NotFoundError) as missing:
             real.messages.create(
                 model="claude", max_tokens=5, messages=[{"role": "user", "content": "x"}]
@@ -399,5 +399,5 @@ def test_keys_and_models(tmp_path: Path) -> None:
 def test_repeats_are_shared_with_chat_completions(tmp_path: Path) -> None:
     with harness(tmp_path) as own:
         first, second = ask(own, "hi"), ask(own, "hi")
-        assert text_of(first) == text_of(second)
+        assert storable_text(first) == storable_text(second)
         assert own.wait(2).state == "replayed"

@@ -15,7 +15,7 @@ from bottega._util.sqlite import FileKind
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import Entry, State
 from bottega.gateway.accounting.savings import ANSWER_COSTS, savings
-from bottega.gateway.accounting.schema import DAILY_SUMS, KEYS, SUMS, daily_values
+from bottega.gateway.accounting.schema import DAILY_SUMS, GROUP_COLUMNS, SUM_COLUMNS, daily_values
 
 DAY = 86_400.0
 NOW = 30 * DAY + 1234.5
@@ -58,18 +58,18 @@ def fill(ledger: Ledger, number: int, seed: int = 0) -> list[Entry]:
 
 def sums(ledger: Ledger, source: str) -> dict[tuple[object, ...], list[float]]:
     rows = ledger.read(f"SELECT * FROM ({source})")
-    return {row[: len(KEYS)]: list(row[len(KEYS) :]) for row in rows}
+    return {row[: len(GROUP_COLUMNS)]: list(row[len(GROUP_COLUMNS) :]) for row in rows}
 
 
 def by_hand() -> str:
     each = f"SELECT {daily_values(SQLITE)} FROM gateway_entries"
-    keys, columns = ", ".join(KEYS), DAILY_SUMS.listed
-    totals = ", ".join(f"sum({name})" for name in SUMS)
+    keys, columns = ", ".join(GROUP_COLUMNS), DAILY_SUMS.column_list
+    totals = ", ".join(f"sum({name})" for name in SUM_COLUMNS)
     return f"WITH each ({columns}) AS ({each}) SELECT {keys}, {totals} FROM each GROUP BY {keys}"
 
 
 def assert_exact(ledger: Ledger) -> None:
-    kept, report = sums(ledger, "SELECT * FROM gateway_rollups"), sums(ledger, by_hand())
+    kept, report = sums(ledger, "SELECT * FROM gateway_daily_sums"), sums(ledger, by_hand())
     assert kept.keys() == report.keys() and kept
     for key, values in kept.items():
         assert values == pytest.approx(report[key], abs=1e-9)

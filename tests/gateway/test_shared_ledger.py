@@ -166,7 +166,7 @@ def test_rows_are_stored(ledger: Ledger) -> None:
 def test_daily_sums_equal_the_sums_of_entries(ledger: Ledger) -> None:
     fill(ledger)
     figures = "sum(requests), sum(prompt_tokens), sum(priced), sum(compared)"
-    assert ledger.read(f"SELECT {figures} FROM gateway_rollups") == [
+    assert ledger.read(f"SELECT {figures} FROM gateway_daily_sums") == [
         (
             *(300, sum(one.prompt_tokens for one in entries(300))),
             sum(one.cost_usd is not None and 0 <= one.cost_usd < 1e9 for one in entries(300)),
@@ -176,10 +176,10 @@ def test_daily_sums_equal_the_sums_of_entries(ledger: Ledger) -> None:
     ledger.prune(20)
     recent = [one for one in entries(300) if one.time >= NOW - 20 * DAY]
     assert ledger.read("SELECT count(*) FROM gateway_entries") == [(len(recent),)]
-    assert ledger.read("SELECT sum(requests) FROM gateway_rollups") == [(len(recent),)]
+    assert ledger.read("SELECT sum(requests) FROM gateway_daily_sums") == [(len(recent),)]
     assert ledger.read("SELECT count(*) FROM gateway_shadows") == [(21,)]
     ledger.prune(0)
-    assert ledger.read("SELECT count(*) FROM gateway_rollups") == [(0,)]
+    assert ledger.read("SELECT count(*) FROM gateway_daily_sums") == [(0,)]
 
 
 def test_spending_includes_other_processes(ledger: Ledger, location: str) -> None:
@@ -321,7 +321,7 @@ def test_batch_that_is_sent_twice_counts_once(database: str) -> None:
         ledger.record(replace(entry(2, 0.25, "x"), time=NOW))
         ledger.flush()
         assert ledger.spent_this_month("x") == 0.75
-        assert ledger.read("SELECT sum(requests) FROM gateway_rollups") == [(2,)]
+        assert ledger.read("SELECT sum(requests) FROM gateway_daily_sums") == [(2,)]
         assert ledger.read("SELECT count(*) FROM gateway_shadows") == [(1,)]
 
 

@@ -36,7 +36,7 @@ def reminded(query: Query, rationale: str) -> Prompt:
     return Prompt((Message("user", (f"{query.text} {rationale}",)),))
 
 
-def text_of(prompt: Prompt) -> str:
+def storable_text(prompt: Prompt) -> str:
     return "|".join(
         part for message in prompt.messages for part in message.parts if isinstance(part, str)
     )
@@ -55,7 +55,7 @@ async def test_self_consistency_is_the_share_of_agreeing_samples() -> None:
     result = await own()(QUERY, SAID, CANDIDATES, BudgetedGenerator(model))
     assert result == RewardValue(3 / 5, {"self": 3 / 5})
     (call,) = model.calls
-    assert text_of(call.prompt) == "q It purrs."
+    assert storable_text(call.prompt) == "q It purrs."
     assert (call.sampling.n, call.sampling.temperature) == (5, 0.8)
 
 
@@ -140,7 +140,7 @@ async def test_questions_keep_their_own_choices_and_open_ones_stay_open() -> Non
         QUERY, SAID, candidates, BudgetedGenerator(model)
     )
     assert result.value == 1
-    requests = [text_of(Prompt(call.prompt.messages[-1:])) for call in model.calls]
+    requests = [storable_text(Prompt(call.prompt.messages[-1:])) for call in model.calls]
     assert ["kiwi" in one for one in requests] == [True, False, False]
     assert ["- dog" in one for one in requests] == [False, False, True]
 

@@ -18,12 +18,7 @@ Value = TypeVar("Value")
 class Actor(Protocol[ItemIn, ValueOut]):
     """Computation with state that is expensive to build, such as a loaded model.
 
-    Calls run concurrently on one event loop, so actors run blocking work in threads. An executor
-    returns its workers, which share the items of a job, as one actor: a call computes one item and
-    raises the error of that item; later calls are not affected. The caller limits the number of
-    concurrent calls (`event_loops.for_each`), stores each result and enforces the budget.
-    Cancelling a call cancels the work. A worker process that ends during an item is replaced and
-    the item is retried. `WorkerError` is raised after several failures.
+    Calls run concurrently on one event loop, so actors run blocking work in threads.
     """
 
     async def __call__(self, item: ItemIn, /) -> ValueOut: ...
@@ -42,8 +37,16 @@ class Executor(Protocol):
     def count(self) -> int: ...
 
     def start(self, factory: ActorFactory[Item, Value], *, concurrency: int) -> Actor[Item, Value]:
-        """Start workers, each with its own actor and at most `concurrency` calls at a time. Blocks.
-        Errors of the factory are raised here or by the first calls."""
+        """Start workers, each with its own actor and at most `concurrency` calls at a time. Return
+        them as one actor, whose workers share the items of a job. Blocks. Errors of the factory are
+        raised here or by the first calls.
+
+        A call computes one item and raises the error of that item; later calls are not affected.
+        The caller limits the number of concurrent calls (`event_loops.for_each`), stores each
+        result and enforces the budget. Cancelling a call cancels the work. A worker process that
+        ends during an item is replaced and the item is retried. `WorkerError` is raised after
+        several failures.
+        """
         ...
 
     def close(self) -> None:

@@ -323,15 +323,22 @@ async def _migrate(connection: Connection, kind: PostgresKind, name: str, create
 
 async def _checked_version(connection: Connection, kind: PostgresKind, name: str) -> int:
     """Return the version of the tables, 0 without any. Raises `StoreError` as `kind.check`."""
-    for table, digest in ((SCHEMAS, "digest"), (DEVELOPMENT_SCHEMAS, "NULL")):
-        if await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", table):
-            found = await connection.fetchrow(
-                f"SELECT version, {digest} FROM {table} WHERE kind = $1", kind.name
-            )
-            if found is not None:
-                kind.check(name, *found)
-                return int(found[0])
-    return 0
+    found = await _schema(connection, kind, SCHEMAS, "digest")
+    found = found or await _schema(connection, kind, DEVELOPMENT_SCHEMAS, "NULL")
+    if found is None:
+        return 0
+    kind.check(name, *found)
+    return int(found[0])
+
+
+async def _schema(
+    connection: Connection, kind: PostgresKind, table: str, digest: str
+) -> Record | None:
+    """Return the version and the hash that a table contains for a kind."""
+    if not await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", table):
+        return None
+    statement = f"SELECT version, {digest} FROM {table} WHERE kind = $1"
+    return await connection.fetchrow(statement, kind.name)
 
 
 def url_without_password(url: str) -> str:

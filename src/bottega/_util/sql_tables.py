@@ -23,30 +23,26 @@ Statement = tuple[str, Sequence[object]]
 
 @dataclass(frozen=True)
 class SqlDialect:
-    """Differences between SQLite and PostgreSQL. `types` are names of column types. Others are
-    parts of statements: the end of a table that is stored by its primary key (`keyed`), the number
-    of a row (`row_id`), the end of a SELECT that locks its rows (`locking`, or `skipping` if it
-    skips locked ones), and, as formats, the integer below a number (`floor`), the number at the
-    begin of a text (`leading_number`), and the texts of a JSON array (`json_texts`)."""
+    """Differences between SQLite and PostgreSQL. The last three are formats for an expression."""
 
     types: dict[type, str]
-    collation: str
-    keyed: str
+    collation: str  # of texts
+    without_rowid: str  # end of a table that is stored by its primary key
     row_id: str
-    locking: str
-    skipping: str
-    floor: str
-    leading_number: str
-    json_texts: str
+    for_update: str  # end of a SELECT that locks its rows
+    skip_locked: str  # end of one that locks its rows, without those that others have locked
+    floor: str  # integer part of a positive number
+    leading_number: str  # number at the beginning of a text
+    json_texts: str  # texts of a JSON array, as a subquery
 
 
 SQLITE = SqlDialect(
     {str: "TEXT", int: "INTEGER", float: "REAL", bool: "INTEGER", bytes: "BLOB"},
     collation="",
-    keyed=" WITHOUT ROWID",
+    without_rowid=" WITHOUT ROWID",
     row_id="rowid",
-    locking="",
-    skipping="",
+    for_update="",
+    skip_locked="",
     floor="CAST({} AS INTEGER)",  # of a positive number
     leading_number="CAST({} AS REAL)",
     json_texts="SELECT value FROM json_each({})",
@@ -54,10 +50,10 @@ SQLITE = SqlDialect(
 POSTGRES = SqlDialect(
     {str: "text", int: "bigint", float: "double precision", bool: "boolean", bytes: "bytea"},
     collation=' COLLATE "C"',  # sorted as in SQLite, so reports of both have the same figures
-    keyed="",
+    without_rowid="",
     row_id="ctid",
-    locking=" FOR UPDATE",
-    skipping=" FOR UPDATE SKIP LOCKED",
+    for_update=" FOR UPDATE",
+    skip_locked=" FOR UPDATE SKIP LOCKED",
     floor="CAST(floor({}) AS bigint)",
     leading_number="CAST(split_part({}, ' ', 1) AS double precision)",
     json_texts="SELECT jsonb_array_elements_text(CAST({} AS jsonb))",
@@ -76,15 +72,16 @@ class Column:
 
 class TableSchema:
     """Table whose columns are the fields of a dataclass, with the same names and order. A field
-    `Annotated[T, clean]` is stored as `clean(value)`; tuples of texts are stored as text."""
+    `Annotated[T, clean]` is stored as `clean(value)`. The column of a tuple is text, and the caller
+    converts its value."""
 
     def __init__(self, name: str, row_type: type) -> None:
         hints = get_type_hints(row_type, include_extras=True)
         self.name = name
         self.columns = [_column(name, hint) for name, hint in hints.items()]
         self.names = [column.name for column in self.columns]
-        self.listed = ", ".join(self.names)
-        self.marks = ", ".join(f"?{number}" for number in range(1, len(self.names) + 1))
+        self.column_list = ", ".join(self.names)
+        self.placeholders = placeholders(len(self.names))
         self._values = attrgetter(*self.names)
         self._cleaners = [column.clean for column in self.columns]
 
@@ -99,7 +96,7 @@ class TableSchema:
         parts = [self._definition(column, dialect) for column in self.columns]
         parts += [more] if more else []
         parts += [f"PRIMARY KEY ({key})"] if key else []
-        end = dialect.keyed if key else ""
+        end = dialect.without_rowid if key else ""
         return f"CREATE TABLE {self.name} ({', '.join(parts)}){end};"
 
     @staticmethod
@@ -128,7 +125,8 @@ class SqlTables(Protocol):
     dialect: SqlDialect
 
     def execute(self, statement: str, *values: object) -> list[SqlRow]:
-        """Run one statement that may run twice, after a lost connection. Return its rows."""
+        """Run one statement and return its rows. It runs again after a lost connection, so a second
+        run must change nothing."""
         ...
 
     def report(self, statement: str, *values: object) -> list[SqlRow]:
@@ -187,7 +185,8 @@ class FileTables:
 
 
 class DatabaseTables:
-    """Tables in PostgreSQL. A call without an answer fails after `answer_seconds`."""
+    """Tables in PostgreSQL. A call other than `report` fails after `answer_seconds` without an
+    answer."""
 
     dialect = POSTGRES
 
@@ -196,12 +195,15 @@ class DatabaseTables:
         self.name = self.database.name
 
     def execute(self, statement: str, *values: object) -> list[SqlRow]:
-        return [tuple(row) for row in self.database.read(numbered(statement), *values)]
+        return [tuple(row) for row in self.database.read(postgres_statement(statement), *values)]
 
     def report(self, statement: str, *values: object) -> list[SqlRow]:
         async def work(pool: PostgresPool) -> list[SqlRow]:
             async with pool.connection(limited=False) as connection:
-                return [tuple(row) for row in await connection.fetch(numbered(statement), *values)]
+                return [
+                    tuple(row)
+                    for row in await connection.fetch(postgres_statement(statement), *values)
+                ]
 
         return self.database.run(work)
 
@@ -212,7 +214,7 @@ class DatabaseTables:
             opened = pool.connection if len(statements) == 1 else pool.transaction
             async with opened() as connection:
                 for statement, values in statements:
-                    rows = await connection.fetch(numbered(statement), *values)
+                    rows = await connection.fetch(postgres_statement(statement), *values)
             return [tuple(row) for row in rows]
 
         return self.database.run(work)
@@ -221,6 +223,16 @@ class DatabaseTables:
         self.database.close()
 
 
-def numbered(statement: str) -> str:
+def placeholders(count: int) -> str:
+    """Return a list of parameters, from ?1 on."""
+    return ", ".join(f"?{number}" for number in range(1, count + 1))
+
+
+def optional(column: str, number: int) -> str:
+    """Return the condition that a text column has the value of a parameter, unless that is null."""
+    return f"(CAST(?{number} AS TEXT) IS NULL OR {column} = ?{number})"
+
+
+def postgres_statement(statement: str) -> str:
     """Return a statement with PostgreSQL's form of parameters."""
     return statement.replace("?", "$")

@@ -101,9 +101,9 @@ class FileKind(StoreKind):
         return connection
 
     def migrate(self, connection: sqlite3.Connection, path: str) -> None:
-        """Create the tables of a new file, or migrate an older one. Raises `StoreError` for a file
-        of another program, and as `check`; such a file is not changed."""
-        found = self._found(connection, path)
+        """Create the tables of a new file, or migrate an older one. Raises `StoreError`, without
+        changing the file, for one of another program or of a format that `check` rejects."""
+        found = self._checked_version(connection, path)
         if found == self.version:
             return
         try:
@@ -121,7 +121,7 @@ class FileKind(StoreKind):
         _write_ahead(connection)
         connection.execute("BEGIN IMMEDIATE")
         # Read again under the write lock: another process may have migrated meanwhile.
-        found = self._found(connection, path)
+        found = self._checked_version(connection, path)
         for migration in self.migrations[found:]:
             for statement in _statements(migration):
                 connection.execute(statement)
@@ -133,7 +133,7 @@ class FileKind(StoreKind):
         connection.execute(f"PRAGMA user_version = {self.version}")
         connection.execute("COMMIT")
 
-    def _found(self, connection: sqlite3.Connection, path: str) -> int:
+    def _checked_version(self, connection: sqlite3.Connection, path: str) -> int:
         """Return the version of the file, 0 for a new one. Raises `StoreError` as `check`."""
         # One statement sees one moment: another process may be creating the file.
         owner, version, tables, has_digest = connection.execute(
@@ -149,7 +149,7 @@ class FileKind(StoreKind):
         if not version:
             return 0
         if not has_digest:
-            self.check(path, version, None)
+            self.check(path, version, None)  # raises
         version, digest = connection.execute(
             "SELECT user_version, digest FROM pragma_user_version, bottega_schema"
         ).fetchone()

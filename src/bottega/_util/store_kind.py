@@ -19,16 +19,17 @@ class StoreKind:
     """Kind of a file, or of the tables in a database.
 
     `migrations` is append-only from the first release on: entry n contains the SQL statements from
-    version n to n + 1. Before it, the only entry changes, and each store contains the hash of its
-    declaration, which tells its layouts apart. Entry n of `templates` contains the statements of
-    version n + 1 that run later, such as those for one table per view; the hash includes them.
+    version n to n + 1. Before the first release it has one entry, which may change: the hash of the
+    declaration, which each store contains, distinguishes its schemas. Entry n of `templates`
+    contains the statements of version n + 1 that run later, such as those for one table per view;
+    the hash includes them.
     """
 
     name: str
     migrations: tuple[str, ...]
     templates: tuple[str, ...] = field(default=(), kw_only=True)
 
-    container: ClassVar[str] = "store"
+    container: ClassVar[str]
 
     @property
     def version(self) -> int:
@@ -37,9 +38,10 @@ class StoreKind:
     def digest(self, version: int) -> str:
         """Return the hash of the schema of a version. Comments, line breaks and indentation do not
         count."""
+        # The line break ends a comment.
         text = "\n;".join((*self.migrations[:version], *self.templates[:version]))
-        words = INSIGNIFICANT_SPACE.sub(r"\1", " ".join(COMMENT.sub("", text).split()))
-        return sha256(words.encode()).hexdigest()[:DIGEST_LENGTH]
+        normalized = INSIGNIFICANT_SPACE.sub(r"\1", " ".join(COMMENT.sub("", text).split()))
+        return sha256(normalized.encode()).hexdigest()[:DIGEST_LENGTH]
 
     def check(self, location: str, version: int, digest: str | None) -> None:
         """Raise `StoreError` for a newer version, for another schema than that of the version, and

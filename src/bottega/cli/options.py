@@ -114,8 +114,8 @@ def _check_database(name: str, url: str) -> None:
 
 
 def parse_time(text: str) -> float:
-    """Return the local time of an ISO 8601 text in unix seconds. Times before 1970 may have no
-    timestamp: they become 1970-01-02, which precedes all stored data. Raises `SettingError`."""
+    """Return an ISO 8601 time, local by default, in unix seconds. A time before 1970-01-02 becomes
+    1970-01-02, because not all systems can convert it. Raises `SettingError`."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError as error:
@@ -128,7 +128,7 @@ def parse_time(text: str) -> float:
 
 
 def since_option(rows: str) -> Any:
-    """Return an option for the time of the first rows, which is None by default."""
+    """Return the option `--since` of a command that shows `rows`."""
     help = f"Only {rows} at or after this local time."
     return Option(metavar="TIME", parser=parse_time, help=help)
 

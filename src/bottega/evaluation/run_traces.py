@@ -8,7 +8,7 @@ from pathlib import Path
 
 import orjson
 
-from bottega._util.sql_tables import FileTables
+from bottega._util.sql_tables import FileTables, SqlRow
 from bottega._util.sqlite import application_id
 from bottega.evaluation.run_store import BUSY_SECONDS, RUN_FILE
 from bottega.recording import TraceStore
@@ -41,7 +41,8 @@ def open_run_traces(file: Path) -> TraceStore:
 
 
 class RunTables(FileTables):
-    """Tables of the traces in the file of a run, with the answers stored before it was opened."""
+    """Tables of the traces in the file of a run, with the answers stored before it was opened. They
+    are temporary tables of one connection, which reports use as well."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(file, RUN_FILE, busy_seconds=BUSY_SECONDS)
@@ -51,6 +52,9 @@ class RunTables(FileTables):
         except BaseException:
             self.close()
             raise
+
+    def report(self, statement: str, *values: object) -> list[SqlRow]:
+        return self.execute(statement, *values)
 
     def _fill(self, connection: sqlite3.Connection) -> None:
         for statement in TABLES.split(";"):

@@ -336,7 +336,7 @@ async def with_first(first: bytes, chunks: AsyncGenerator[bytes]) -> AsyncGenera
 
 @contextmanager
 def billed_call(
-    bill: Bill, call: UpstreamCall, hidden: ReceivedChunks | None = None
+    bill: Bill, call: UpstreamCall, received: ReceivedChunks | None = None
 ) -> Iterator[CallState]:
     """Track a call whose cost is reserved. If it fails, book its cost or release the
     reservation."""
@@ -346,9 +346,9 @@ def billed_call(
     except BaseException as error:
         if isinstance(error, asyncio.CancelledError) and not state.is_waiting:
             # The upstream was generating, and charges for its output so far.
-            hidden = hidden or ReceivedChunks()
-            silent = (hidden.first_text or perf_counter()) - state.started
-            bill.cut_off(call, silent, hidden.chunks)
+            received = received or ReceivedChunks()
+            silent = (received.first_text or perf_counter()) - state.started
+            bill.cut_off(call, silent, received.chunks)
         else:
             bill.failed()
         raise

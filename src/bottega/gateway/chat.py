@@ -399,16 +399,16 @@ class Gateway:
         self, job: ChatJob, stream: ChatStream, leading: AsyncExitStack, remember: Land
     ) -> AsyncGenerator[bytes]:
         record, call = job.record, stream.call
-        sent = ReceivedChunks()
+        received = ReceivedChunks()
         completed: ChatCompletion | None = None
         has_failed = False
         async with leading:
             try:
                 async for chunk in stream.chunks:
-                    sent.add(chunk)
+                    received.add(chunk)
                     if job.request.include_usage or not has_only_usage(chunk):
                         yield to_event(chunk)
-                completed = from_chunks(sent.chunks)
+                completed = from_chunks(received.chunks)
                 job.bill.paid(call, completed.usage)
             except BottegaError as error:
                 has_failed = True
@@ -421,8 +421,8 @@ class Gateway:
             finally:
                 if completed is None:
                     # Only a client that left pays for time: a stalled upstream may take minutes.
-                    silent = (sent.first_text or perf_counter()) - stream.started
-                    job.bill.cut_off(call, 0.0 if has_failed else silent, sent.chunks)
+                    silent = (received.first_text or perf_counter()) - stream.started
+                    job.bill.cut_off(call, 0.0 if has_failed else silent, received.chunks)
                 await stream.chunks.aclose()
             # Before `[DONE]`: a client that has read it finds the stored example.
             await self._finalize(job, ChatResult(call, completed))

@@ -139,12 +139,12 @@ class Completer:
 
     async def _open_stream(self, job: ChatJob, call: UpstreamCall) -> ChatStream:
         chunks = call.served.upstream.stream(call.body)
-        hidden = ReceivedChunks()
+        received = ReceivedChunks()
         if call.reasons:
             keep = partial(setattr, call, "rationale")
-            chunks = trim_stream(chunks, _trimmer(job, call), keep, hidden)
+            chunks = trim_stream(chunks, _trimmer(job, call), keep, received)
         await job.bill.reserve(call)
-        with billed_call(job.bill, call, hidden) as state:
+        with billed_call(job.bill, call, received) as state:
             # Until the first chunk another tier may still answer.
             first = await anext(chunks, None)
             if first is None:

@@ -233,8 +233,7 @@ class RequestRecord:
         return time.perf_counter() - self.clock
 
     def entry(self) -> Entry:
-        """Return the ledger entry, whose reason is that for the tier and for the end of the
-        request."""
+        """Return the ledger entry. Its reason joins the reasons for the tier and for the end."""
         ended = f"{self.state}: {self.reason}".replace("_", " ") if self.reason else ""
         return Entry(
             self.begun,

@@ -106,15 +106,15 @@ async def trim_stream(
     chunks: AsyncGenerator[bytes],
     trim: Trim,
     keep: Callable[[str | None], None],
-    hidden: ReceivedChunks,
+    received: ReceivedChunks,
 ) -> AsyncGenerator[bytes]:
     """Yield the chunks of the trimmed reply once the stream has ended; `keep` receives the
-    rationale, `hidden` each chunk as it arrives. Raises `ServerFailedError` for a stream that was
+    rationale, `received` each chunk as it arrives. Raises `ServerFailedError` for a stream that was
     cut off."""
     try:
         async for chunk in chunks:
-            hidden.add(chunk)
-        whole = from_chunks(hidden.chunks)
+            received.add(chunk)
+        whole = from_chunks(received.chunks)
     finally:
         await chunks.aclose()
     completed, rationale = trim(whole)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.row_types import text_of
+from bottega.gateway.accounting.row_types import storable_text
 from bottega.gateway.config.settings import MB, ResponseSettings
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.request import Body
@@ -66,7 +66,7 @@ class ResponseStore:
         statement = (
             "SELECT response FROM gateway_responses WHERE id = ?1 AND account = ?2 AND time > ?3"
         )
-        values = (text_of(id), account, self._oldest)
+        values = (storable_text(id), account, self._oldest)
         rows = await asyncio.to_thread(self.ledger.read, statement, *values)
         if not rows:
             raise unknown_response(id)
@@ -75,7 +75,7 @@ class ResponseStore:
     async def delete(self, account: str, id: str) -> None:
         await self.get(account, id)
         statement = "DELETE FROM gateway_responses WHERE id = ?1 AND account = ?2"
-        await asyncio.to_thread(self.ledger.execute, statement, text_of(id), account)
+        await asyncio.to_thread(self.ledger.execute, statement, storable_text(id), account)
 
     @property
     def _oldest(self) -> float:
@@ -97,7 +97,7 @@ class ResponseStore:
             self.ledger.execute("DELETE FROM gateway_responses WHERE time <= ?1", self._oldest)
 
     def _conversation(self, account: str, id: str, limit: int) -> list[Body]:
-        rows = self.ledger.read(CHAIN, text_of(id), account, self._oldest, limit)
+        rows = self.ledger.read(CHAIN, storable_text(id), account, self._oldest, limit)
         if not rows:
             raise unknown_response(id, "previous_response_id")
         if rows[0][1] is not None:

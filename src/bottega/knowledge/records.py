@@ -102,36 +102,36 @@ def from_row(row: sqlite3.Row, images: Sequence[Image]) -> Example:
     Raises `TypeError` or `ValueError` for a damaged value: SQLite holds any type in any column, and
     one flipped bit turns a text into a blob.
     """
-    id, labels = text_of(row["id"]), row["labels"]
+    id, labels = storable_text(row["id"]), row["labels"]
     tags = orjson.loads(row["tags"])
     if not isinstance(tags, dict):
         raise TypeError(f"tags must be an object, got {tags!a}")
     return Example(
-        Query(text_of(row["question"]), tuple(images), _texts(row["choices"]), id=id),
-        text_of(row["answer"]),
+        Query(storable_text(row["question"]), tuple(images), _texts(row["choices"]), id=id),
+        storable_text(row["answer"]),
         labels=None if labels is None else _texts(labels),
         rationale=_optional(row["rationale"]),
-        tags={name: text_of(tag) for name, tag in tags.items()},
+        tags={name: storable_text(tag) for name, tag in tags.items()},
         source=_optional(row["source"]),
         id=id,
     )
 
 
-def text_of(value: object) -> str:
+def storable_text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"expected a text, got {value!a}")
     return value
 
 
 def _optional(value: object) -> str | None:
-    return None if value is None else text_of(value)
+    return None if value is None else storable_text(value)
 
 
 def _texts(value: str) -> tuple[str, ...]:
     texts = orjson.loads(value)
     if not isinstance(texts, list):
         raise TypeError(f"expected a list, got {value!a}")
-    return tuple(map(text_of, texts))
+    return tuple(map(storable_text, texts))
 
 
 def to_json(value: object) -> str:

@@ -29,7 +29,7 @@ from bottega.knowledge.records import (
     StoredView,
     UsageRecord,
     from_row,
-    text_of,
+    storable_text,
 )
 from bottega.knowledge.view_rows import ViewRows
 from bottega.types import Example, Query
@@ -313,7 +313,7 @@ class SqliteRows(ViewRows):
     def note(self, name: str) -> str | None:
         found = self.read("SELECT value FROM notes WHERE name = ?", name)
         with self.decoding():
-            return text_of(found[0][0]) if found else None
+            return storable_text(found[0][0]) if found else None
 
     def set_note(self, name: str, value: str) -> None:
         with self.transaction() as connection:

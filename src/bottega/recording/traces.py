@@ -17,6 +17,7 @@ from bottega._util.sql_tables import (
     SqlDialect,
     SqlTables,
     Statement,
+    placeholders,
 )
 from bottega._util.sqlite import FileKind
 from bottega.errors import NotFoundError
@@ -55,9 +56,9 @@ SUMS = (
 )
 
 
-def _declare_tables(dialect: SqlDialect) -> str:
+def _tables(dialect: SqlDialect) -> str:
     text, real = dialect.types[str] + dialect.collation, dialect.types[float]
-    integer, end = dialect.types[int], dialect.keyed
+    integer, end = dialect.types[int], dialect.without_rowid
     return f"""
 CREATE TABLE traces (
     id {text} PRIMARY KEY,
@@ -89,10 +90,10 @@ CREATE INDEX trace_images_by_time ON trace_images (time);
 """
 TRACE_STORE = FileKind(
     "trace store",
-    (_declare_tables(SQLITE),),
+    (_tables(SQLITE),),
     application_id=0x42747472,  # "Bttr"
 )
-TRACE_TABLES = PostgresKind("trace store", (_declare_tables(POSTGRES) + TRACE_IMAGES,))
+TRACE_TABLES = PostgresKind("trace store", (_tables(POSTGRES) + TRACE_IMAGES,))
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ class TraceStore:
         """Return the traces with these ids, without those that are not stored."""
         if not ids:
             return {}
-        marks = ", ".join(f"?{number}" for number in range(1, len(ids) + 1))
+        marks = placeholders(len(ids))
         return {one.id: one for one in self._read(f"WHERE id IN ({marks})", *ids)}
 
     def namespace(self, id: str) -> str:

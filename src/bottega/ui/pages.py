@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from bottega.errors import BottegaError
 from bottega.evaluation.report.payload import thumbnail
-from bottega.gateway.accounting.row_types import text_of
+from bottega.gateway.accounting.row_types import storable_text
 from bottega.gateway.errors import status_of, to_api_error
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
@@ -78,11 +78,11 @@ class Visit:
         found = self.form.get(name)
         if not isinstance(found, str):
             found = self.request.query_params.get(name, default)
-        return text_of(found)
+        return storable_text(found)
 
     def part(self, name: str) -> str:
         """Return a part of the path, such as an id."""
-        return text_of(str(self.request.path_params[name]))
+        return storable_text(str(self.request.path_params[name]))
 
     def number(self, name: str, default: int, *, least: int = 0, most: int = 1_000_000) -> int:
         """Return a whole number, clipped to the bounds; `default` if it is absent. Raises

@@ -27,7 +27,7 @@ class Estimate:
 
 
 def bounds(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:
-    """Return value, low and high, three times None without an estimate."""
+    """Return value, low and high; all None without an estimate."""
     if estimate is None:
         return None, None, None
     return estimate.value, estimate.low, estimate.high

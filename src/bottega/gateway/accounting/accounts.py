@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bottega._util.outage import OutageLog
-from bottega._util.sql_tables import SqlRow, SqlTables
+from bottega._util.sql_tables import SqlRow, SqlTables, placeholders
 from bottega.errors import BottegaError, NotFoundError, SettingError
 from bottega.gateway.accounting.database import open_tables
 from bottega.gateway.accounting.row_types import Account
@@ -34,10 +34,13 @@ TOKEN = re.compile(r"sk-bottega-([0-9a-f]{12})-([0-9a-f]{64})", re.ASCII)
 TIER = re.compile(r"\*|[a-z][a-z0-9_-]{0,31}")
 NO_KEY = "0" * 12, "0" * 64
 REQUIRED = ("name", "namespace", "admin", "can_store", "viewer")
-SECRETS = ["secret", "previous_secret", "previous_until"]
+DIGESTS = ["digest", "previous_digest", "previous_until"]
 # Settings that `Accounts.update` changes.
 CHANGEABLE = frozenset(ACCOUNTS.names) - {"id", "created", "revoked"}
-READ = f"SELECT {', '.join(SECRETS)}, {ACCOUNTS.listed} FROM gateway_accounts ORDER BY created, id"
+READ = (
+    f"SELECT {', '.join(DIGESTS)}, {ACCOUNTS.column_list} FROM gateway_accounts"
+    " ORDER BY created, id"
+)
 # Rows are only added, changed and revoked, so these four numbers identify their state.
 STAMP = (
     "SELECT count(*), count(revoked), coalesce(sum(revoked), 0.0), sum(changes)"
@@ -71,8 +74,8 @@ class AccountRows:
         self._stamp: SqlRow = ()
 
     def insert(self, account: Account, digest: bytes) -> None:
-        row = {**_row(vars(account)), "secret": digest}
-        marks = ", ".join(f"?{number}" for number in range(1, len(row) + 1))
+        row = {**_row(vars(account)), "digest": digest}
+        marks = placeholders(len(row))
         statement = f"INSERT INTO gateway_accounts ({', '.join(row)}) VALUES ({marks})"
         self._tables.write([(statement, tuple(row.values()))])
 
@@ -91,7 +94,7 @@ class AccountRows:
 
     def claim(self, id: str, namespace: str, limit: int) -> bool:
         # Lock the account's row first: concurrent claims must see each other's insertions.
-        lock = f"SELECT 1 FROM gateway_accounts WHERE id = ?1{self._tables.dialect.locking}"
+        lock = f"SELECT 1 FROM gateway_accounts WHERE id = ?1{self._tables.dialect.for_update}"
         claim = (CLAIM, (id, namespace, limit))
         return bool(self._tables.write([(lock, (id,)), claim, (CLAIMED, (id, namespace))]))
 
@@ -254,7 +257,7 @@ class Accounts:
         secret = secrets.token_hex(32)
         values = (sha256(secret.encode()).digest(), old.digest, time.time() + keep_seconds)
         with self._lock:
-            self._rows.update(id, dict(zip(SECRETS, values, strict=True)))
+            self._rows.update(id, dict(zip(DIGESTS, values, strict=True)))
         self._refresh()
         return old.account, f"sk-bottega-{id}-{secret}"
 

@@ -20,9 +20,10 @@ from bottega._util.sql_tables import (
     SqlTables,
     Statement,
     TableSchema,
+    postgres_statement,
 )
 from bottega.errors import StoreError
-from bottega.gateway.accounting.row_types import Entry, ShadowSample, text_of
+from bottega.gateway.accounting.row_types import Entry, ShadowSample, storable_text
 from bottega.gateway.accounting.schema import (
     ENTRIES,
     FEEDBACK,
@@ -44,7 +45,6 @@ ADD_LOST = (
     "INSERT INTO gateway_notes AS old VALUES ('lost', ?1) ON CONFLICT (name) DO UPDATE"
     " SET value = CAST(CAST(old.value AS BIGINT) + CAST(excluded.value AS BIGINT) AS TEXT)"
 )
-SHARED_LOST = ADD_LOST.replace("?", "$")
 WRITE_PARAMETERS = len(ENTRIES.columns) + 2  # of gateway_write
 ADD_SPENDING = (
     "INSERT INTO gateway_spending VALUES (?1, ?2, ?3)"
@@ -63,7 +63,8 @@ SHADOWS_AFTER = (
 def open_tables(location: str | Path, *, create: bool = True) -> FileTables | DatabaseTables:
     """Open the tables of the gateway in gateway.db, or in PostgreSQL if `location` is a URL. A
     commit to the file survives a crash of the process; a crash of the machine may lose the last
-    commits but does not damage the file. Raises `StoreError`."""
+    commits but does not damage the file. With `create=False` the file must exist; tables in
+    PostgreSQL are always created. Raises `StoreError`."""
     if is_postgres_url(location):
         return DatabaseTables(str(location), GATEWAY_TABLES, answer_seconds=ANSWER_SECONDS)
     path = Path(location)
@@ -95,12 +96,15 @@ class LedgerBatch:
         return not (self.entries or self.shadows or self.notes or self.spent or self.lost)
 
     def note_rows(self) -> list[tuple[str, str]]:
-        return sorted((text_of(name), text_of(value)) for name, value in self.notes.items())
+        return sorted(
+            (storable_text(name), storable_text(value)) for name, value in self.notes.items()
+        )
 
 
 class LedgerStore:
-    """Stored ledger. Methods block, raise `StoreError` and, except reports, must not be called
-    concurrently. `flush_seconds` is the time to collect a batch."""
+    """Stored ledger. Methods block and raise `StoreError`. Callers must not run them concurrently,
+    except `tables.report`, `shadows_after` and `claim_cold_start`. `flush_seconds` is the time to
+    collect a batch."""
 
     flush_seconds: float
 
@@ -134,7 +138,7 @@ class LedgerStore:
     def prune(self, before: float) -> int:
         """Delete up to `PRUNE_BATCH` older rows of each table. Return their number; 0 means that
         none are left. Monthly spending is kept."""
-        row_id, end = self.tables.dialect.row_id, self.tables.dialect.skipping
+        row_id, end = self.tables.dialect.row_id, self.tables.dialect.skip_locked
         return sum(
             len(
                 self.tables.execute(
@@ -177,7 +181,7 @@ class FileLedger(LedgerStore):
         note = f"INSERT INTO gateway_notes VALUES (?1, ?2) {SET_NOTE}"
         statements += [(note, row) for row in batch.note_rows()]
         statements += [
-            (ADD_SPENDING, (month, text_of(account), usd))
+            (ADD_SPENDING, (month, storable_text(account), usd))
             for (month, account), usd in batch.spent.items()
         ]
         if batch.lost:
@@ -230,7 +234,7 @@ class SharedLedger(LedgerStore):
         if batch.notes:
             statements.append((NOTES, _arrays(batch.note_rows())))
         if batch.lost:
-            statements.append((SHARED_LOST, (str(batch.lost),)))
+            statements.append((postgres_statement(ADD_LOST), (str(batch.lost),)))
         if batch.shadows:
             statements.append((INSERT_SHADOWS, _arrays(map(SHADOWS.row, batch.shadows))))
         entries = _arrays(map(ENTRIES.row, batch.entries)) or [()] * len(ENTRIES.columns)
@@ -280,7 +284,7 @@ def _unnest(types: Iterable[type]) -> str:
 # Insertions of many rows in one statement, with one array per column.
 WRITE = f"SELECT * FROM gateway_write({', '.join(f'${n}' for n in range(1, WRITE_PARAMETERS + 1))})"
 INSERT_SHADOWS = (
-    f"INSERT INTO gateway_shadows ({SHADOWS.listed})"
+    f"INSERT INTO gateway_shadows ({SHADOWS.column_list})"
     f" {_unnest(column.type for column in SHADOWS.columns)} ON CONFLICT (id) DO NOTHING"
 )
 NOTES = f"INSERT INTO gateway_notes {_unnest((str, str))} {SET_NOTE}"

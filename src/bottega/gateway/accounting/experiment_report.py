@@ -21,8 +21,9 @@ from bottega.gateway.accounting.sequential import (
 
 VARIANTS = ("a", "b")
 LATEST = "SELECT variant FROM gateway_entries WHERE variant != '' ORDER BY time DESC LIMIT 1"
-# Rejected requests (4xx) are errors of clients.
-ENTRIES = """
+# Requests that failed with 4xx are not the variant's failures: the client's error, or 499, a
+# client that left.
+SELECT_ENTRIES = """
 SELECT variant, state, tier, cost_usd, seconds FROM gateway_entries
 WHERE variant IN (?1, ?2) AND time >= ?3
     AND (state IN ('answered', 'replayed') OR (state = 'failed' AND status NOT BETWEEN 400 AND 499))
@@ -76,7 +77,7 @@ def experiment_report(
     name = _latest(ledger) if experiment is None else experiment
     master = ledger.master() or "master"
     chosen: tuple[object, ...] = (*(f"{name}:{one}" for one in VARIANTS), since)
-    rows = ledger.read(ENTRIES, *chosen)
+    rows = ledger.read(SELECT_ENTRIES, *chosen)
     if not rows:
         raise NotFoundError(
             f"no request belongs to the experiment {name!r}",

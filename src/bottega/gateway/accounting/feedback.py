@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bottega._util.sql_tables import optional
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import Feedback
 from bottega.gateway.accounting.schema import FEEDBACK
@@ -14,12 +15,12 @@ GIVEN = ", ".join(
     for name in ("rating", "correction", "comment", "example")
 )
 INSERT = (
-    f"INSERT INTO gateway_feedback AS old ({FEEDBACK.listed}) VALUES ({FEEDBACK.marks})"
+    f"INSERT INTO gateway_feedback AS old ({FEEDBACK.column_list}) VALUES ({FEEDBACK.placeholders})"
     f" ON CONFLICT (request_id, account) DO UPDATE SET time = excluded.time, {GIVEN}"
 )
 READ = (
-    f"SELECT {FEEDBACK.listed} FROM gateway_feedback WHERE time >= ?1"
-    " AND (CAST(?2 AS TEXT) IS NULL OR namespace = ?2) ORDER BY time, request_id"
+    f"SELECT {FEEDBACK.column_list} FROM gateway_feedback WHERE time >= ?1"
+    f" AND {optional('namespace', 2)} ORDER BY time, request_id"
 )
 
 

@@ -309,7 +309,8 @@ class Ledger:
         return self._store.tables.report(sql, *values)
 
     def execute(self, sql: str, *values: object) -> None:
-        """Run one statement that writes, in its own transaction. Blocks. Raises `StoreError`."""
+        """Run one statement that writes, in its own transaction. It runs again after a lost
+        connection, so a second run must change nothing. Blocks. Raises `StoreError`."""
         with self._store_lock:
             self._store.tables.execute(sql, *values)
 

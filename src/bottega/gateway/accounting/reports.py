@@ -6,13 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bottega._util.sql_tables import optional, placeholders
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import Entry
 from bottega.gateway.accounting.schema import ENTRIES
 
-SELECT = f"SELECT {ENTRIES.listed} FROM gateway_entries"
+SELECT = f"SELECT {ENTRIES.column_list} FROM gateway_entries"
 FIND = f"{SELECT} WHERE time >= ?1 AND time <= ?2 AND request_id = ?3 AND state != 'shadow' LIMIT 1"
-IN_NAMESPACE = "(CAST(?2 AS TEXT) IS NULL OR namespace = ?2)"
+IN_NAMESPACE = optional("namespace", 2)
 BUCKETS = f"""
 SELECT {{bucket}} AS bucket, tier, state,
     CASE WHEN state = 'failed' AND status BETWEEN 400 AND 498 THEN 1 ELSE 0 END AS rejected,
@@ -59,8 +60,8 @@ class Bucket:
 
 
 def find_request(ledger: Ledger, request_id: str, around: float | None = None) -> Entry | None:
-    """Return the entry of a request, at about this time or that of its id; None if it is not
-    written. Blocks. Raises `StoreError`."""
+    """Return the entry of a request near a time, by default the time in its id. Return None if no
+    such entry is written. Blocks. Raises `StoreError`."""
     moment = request_time(request_id) if around is None else around
     if moment is None:
         return None
@@ -70,8 +71,8 @@ def find_request(ledger: Ledger, request_id: str, around: float | None = None) -
 
 
 def request_time(request_id: str) -> float | None:
-    """Return the time in an id of the gateway in unix seconds. An index of random ids would triple
-    the time to write an entry."""
+    """Return the time in an id of the gateway in unix seconds. Requests are found by their time,
+    because an index of random ids would triple the time to write an entry."""
     found = REQUEST_ID.fullmatch(request_id)
     return None if found is None else int(found[1], 16) / 1000
 
@@ -97,7 +98,7 @@ def list_requests(ledger: Ledger, chosen: EntryFilter, limit: int) -> list[Entry
 
 def requests_at(ledger: Ledger, times: Sequence[float]) -> list[Entry]:
     """Return the requests with exactly these times."""
-    marks = ", ".join(f"?{number}" for number in range(1, len(times) + 1))
+    marks = placeholders(len(times))
     rows = ledger.read(f"{SELECT} WHERE time IN ({marks}) AND state != 'shadow'", *times)
     return [Entry(*row) for row in rows]
 

@@ -11,7 +11,8 @@ MAX_COUNT = 2**40  # so daily sums stay below 2**63
 MAX_REASON = 300  # characters
 
 
-def text_of(text: str) -> str:
+def storable_text(text: str) -> str:
+    """Return the text with NUL and lone surrogates replaced, which the databases reject."""
     if text.isascii() and "\0" not in text:
         return text
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
@@ -24,11 +25,11 @@ def dollars(cost: float | None) -> float | None:
 
 
 def _optional_text(text: str | None) -> str | None:
-    return None if text is None else text_of(text)
+    return None if text is None else storable_text(text)
 
 
 def _reason(text: str) -> str:
-    return text_of(text[:MAX_REASON])
+    return storable_text(text[:MAX_REASON])
 
 
 def _dollars_or_zero(cost: float) -> float:
@@ -53,7 +54,7 @@ def _seconds(number: float) -> float:
 
 # Values from upstreams are changed to acceptable ones, since one value that a database rejects
 # would fail the whole batch.
-Text = Annotated[str, text_of]
+Text = Annotated[str, storable_text]
 OptionalText = Annotated[str | None, _optional_text]
 Count = Annotated[int, _count]
 Number = Annotated[float, _finite_or_zero]
@@ -156,8 +157,9 @@ class Account:
 @dataclass(frozen=True)
 class DailySums:
     """Sums over the entries of one day with the same namespace, tier, state and shots. A request
-    that failed by the client's error is `rejected`. `net_usd` excludes the cost of dismissed
-    tiers."""
+    that failed by the client's error is `rejected`. `day` counts days since 1970; `priced` counts
+    requests with a known cost, `compared` those with a `similarity`. `net_usd` excludes the cost of
+    dismissed tiers; `net_usd_squared` is the sum of its squares."""
 
     day: int
     namespace: str

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from bottega._util.sql_tables import SqlRow
+from bottega._util.sql_tables import SqlRow, optional
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.schema import DAY, since_values, sums_since
 
@@ -182,11 +182,11 @@ def _wald(values: Floats, added: Mapping[float, float]) -> Estimate:
 # Up to this many master answers in a namespace each cost is read; above, only their sums.
 MAX_EXACT_COSTS = 2_000
 # Parameters 1 to 3 are those of `since_values`; aliases are not part of expressions, and sums have
-# explicit types, so that the queries run in SQLite and in PostgreSQL.
-NAMED = "(CAST(?4 AS TEXT) IS NULL OR namespace = ?4)"
-SHADOWS = """
+# explicit types: the queries run in SQLite and in PostgreSQL.
+NAMED = optional("namespace", 4)
+SELECT_SHADOWS = f"""
 SELECT with_score, without_score FROM gateway_shadows
-WHERE time >= ?1 AND (CAST(?2 AS TEXT) IS NULL OR namespace = ?2) AND retrieve != 'none'
+WHERE time >= ?1 AND {optional("namespace", 2)} AND retrieve != 'none'
 """
 # Times of the first and the last entry; each subquery uses an index.
 FIRST_AND_LAST = """
@@ -320,7 +320,7 @@ class SavingsReader:
         return first, last
 
     def shadows(self) -> list[SqlRow]:
-        return self.ledger.read(SHADOWS, self.since, self.namespace)
+        return self.ledger.read(SELECT_SHADOWS, self.since, self.namespace)
 
     def _sums(self, statement: str, *values: object) -> list[SqlRow]:
         whole = statement.format(sums=sums_since(self.ledger.dialect))

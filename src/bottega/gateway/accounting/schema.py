@@ -1,6 +1,7 @@
 """Tables of the gateway: accounts, ledger, feedback, stored responses, shared state.
 
-Both databases have the same tables, except those for the state that several gateways share.
+Both databases have these tables. PostgreSQL has further ones, for the state that several gateways
+share.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ ENTRIES = TableSchema("gateway_entries", Entry)
 SHADOWS = TableSchema("gateway_shadows", ShadowSample)
 FEEDBACK = TableSchema("gateway_feedback", Feedback)
 ACCOUNTS = TableSchema("gateway_accounts", Account)
-DAILY_SUMS = TableSchema("gateway_rollups", DailySums)
-KEYS, SUMS = DAILY_SUMS.names[:5], DAILY_SUMS.names[5:]
-LISTED_KEYS = ", ".join(KEYS)
+DAILY_SUMS = TableSchema("gateway_daily_sums", DailySums)
+GROUP_COLUMNS, SUM_COLUMNS = DAILY_SUMS.names[:5], DAILY_SUMS.names[5:]
+GROUP_LIST = ", ".join(GROUP_COLUMNS)
 
 
 def daily_values(dialect: SqlDialect, row: str = "") -> str:
@@ -41,7 +42,7 @@ def sums_since(dialect: SqlDialect) -> str:
     """Return a subquery of the sums since a moment: whole days come from the daily sums, the
     partial first day from its entries. Parameters 1 to 3 are those of `since_values`."""
     return (
-        f"(SELECT {DAILY_SUMS.listed} FROM gateway_rollups WHERE day >= ?1 UNION ALL"
+        f"(SELECT {DAILY_SUMS.column_list} FROM gateway_daily_sums WHERE day >= ?1 UNION ALL"
         f" SELECT {daily_values(dialect)} FROM gateway_entries WHERE time >= ?2 AND time < ?3)"
     )
 
@@ -58,25 +59,25 @@ def _tables(dialect: SqlDialect) -> str:
     text, real = dialect.types[str] + dialect.collation, dialect.types[float]
     blob, integer = dialect.types[bytes], dialect.types[int]
     secrets = (
-        f"changes {integer} NOT NULL DEFAULT 0, secret {blob} NOT NULL, previous_secret {blob},"
+        f"changes {integer} NOT NULL DEFAULT 0, digest {blob} NOT NULL, previous_digest {blob},"
         f" previous_until {real}"
     )
     return f"""
 {ACCOUNTS.create(dialect, key="id", more=secrets)}
 CREATE TABLE gateway_namespaces (
     account {text} NOT NULL, namespace {text} NOT NULL, PRIMARY KEY (account, namespace)
-){dialect.keyed};
+){dialect.without_rowid};
 {ENTRIES.create(dialect)}
 CREATE INDEX gateway_entries_by_time ON gateway_entries (time);
 CREATE INDEX gateway_entries_by_tier ON gateway_entries (tier, namespace, time)
     WHERE state IN ('answered', 'shadow');
 CREATE INDEX gateway_entries_by_variant ON gateway_entries (variant, time) WHERE variant != '';
-{DAILY_SUMS.create(dialect, key=LISTED_KEYS)}
+{DAILY_SUMS.create(dialect, key=GROUP_LIST)}
 CREATE TABLE gateway_spending (
     month {text} NOT NULL, account {text} NOT NULL, usd {real} NOT NULL,
     PRIMARY KEY (month, account)
-){dialect.keyed};
-CREATE TABLE gateway_notes (name {text} PRIMARY KEY, value {text} NOT NULL){dialect.keyed};
+){dialect.without_rowid};
+CREATE TABLE gateway_notes (name {text} PRIMARY KEY, value {text} NOT NULL){dialect.without_rowid};
 {SHADOWS.create(dialect)}
 CREATE INDEX gateway_shadows_by_time ON gateway_shadows (time);
 {FEEDBACK.create(dialect, more="PRIMARY KEY (request_id, account)")}
@@ -98,27 +99,27 @@ CREATE INDEX gateway_responses_by_time ON gateway_responses (time);
 def _file_triggers() -> str:
     triggers = []
     for event, row, sign in (("INSERT", "NEW.", "+"), ("DELETE", "OLD.", "-")):
-        changed = ", ".join(f"{name} = {name} {sign} excluded.{name}" for name in SUMS)
+        changed = ", ".join(f"{name} = {name} {sign} excluded.{name}" for name in SUM_COLUMNS)
         # Subtraction leaves rounding errors in the sums, so a row is deleted with its last request.
-        last = "DELETE FROM gateway_rollups WHERE requests = 0;" if event == "DELETE" else ""
+        last = "DELETE FROM gateway_daily_sums WHERE requests = 0;" if event == "DELETE" else ""
         triggers.append(
             f"CREATE TRIGGER gateway_entries_{event.lower()} AFTER {event} ON gateway_entries BEGIN"
-            f" INSERT INTO gateway_rollups VALUES ({daily_values(SQLITE, row)})"
-            f" ON CONFLICT ({LISTED_KEYS}) DO UPDATE SET {changed}; {last} END;"
+            f" INSERT INTO gateway_daily_sums VALUES ({daily_values(SQLITE, row)})"
+            f" ON CONFLICT ({GROUP_LIST}) DO UPDATE SET {changed}; {last} END;"
         )
     return "\n".join(triggers)
 
 
 def _change_sums(sign: str) -> str:
-    """Return the statement that adds the rows of `changed` to the daily sums, or subtracts them.
-    Sorted, because two gateways that lock the same sums in different orders would deadlock."""
-    sums = ", ".join(f"sum({name})" for name in SUMS)
-    changed = ", ".join(f"{name} = kept.{name} {sign} excluded.{name}" for name in SUMS)
+    """Return the statement that adds the rows of `changed` to the daily sums, or subtracts them. It
+    sorts them, because two gateways that lock the same sums in different orders would deadlock."""
+    sums = ", ".join(f"sum({name})" for name in SUM_COLUMNS)
+    changed = ", ".join(f"{name} = kept.{name} {sign} excluded.{name}" for name in SUM_COLUMNS)
     return (
-        f"INSERT INTO gateway_rollups AS kept SELECT {LISTED_KEYS}, {sums}"
-        f" FROM (SELECT {daily_values(POSTGRES)} FROM changed) AS each ({DAILY_SUMS.listed})"
-        f" GROUP BY {LISTED_KEYS} ORDER BY {LISTED_KEYS}"
-        f" ON CONFLICT ({LISTED_KEYS}) DO UPDATE SET {changed};"
+        f"INSERT INTO gateway_daily_sums AS kept SELECT {GROUP_LIST}, {sums}"
+        f" FROM (SELECT {daily_values(POSTGRES)} FROM changed) AS each ({DAILY_SUMS.column_list})"
+        f" GROUP BY {GROUP_LIST} ORDER BY {GROUP_LIST}"
+        f" ON CONFLICT ({GROUP_LIST}) DO UPDATE SET {changed};"
     )
 
 
@@ -143,7 +144,7 @@ END $$;
 CREATE FUNCTION gateway_remove_entries() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     {_change_sums("-")}
-    DELETE FROM gateway_rollups WHERE requests = 0;
+    DELETE FROM gateway_daily_sums WHERE requests = 0;
     RETURN NULL;
 END $$;
 CREATE TRIGGER gateway_entries_added AFTER INSERT ON gateway_entries
@@ -159,7 +160,7 @@ CREATE FUNCTION gateway_write(
     this_month text, budgets text[]
 ) RETURNS TABLE (month text, account text, usd double precision) LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO gateway_entries ({ENTRIES.listed})
+    INSERT INTO gateway_entries ({ENTRIES.column_list})
         SELECT * FROM unnest({", ".join(f"${n}" for n in range(1, len(ENTRIES.columns) + 1))})
         ON CONFLICT (id) DO NOTHING;
     RETURN QUERY SELECT s.month, s.account, s.usd FROM gateway_spending AS s
@@ -309,4 +310,6 @@ GATEWAY_DB = FileKind(
     (_tables(SQLITE) + _file_triggers(),),
     application_id=0x42746777,  # "Btgw"
 )
-GATEWAY_TABLES = PostgresKind("gateway", (_tables(POSTGRES) + SHARED_LEDGER + LIMITS + REPEATS,))
+GATEWAY_TABLES = PostgresKind(
+    "gateway database", (_tables(POSTGRES) + SHARED_LEDGER + LIMITS + REPEATS,)
+)

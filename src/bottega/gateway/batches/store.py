@@ -15,7 +15,7 @@ from typing import IO
 import orjson
 
 from bottega._util.durable_files import os_errors, replacement
-from bottega.gateway.accounting.row_types import text_of
+from bottega.gateway.accounting.row_types import storable_text
 from bottega.gateway.batches.records import (
     UNFINISHED,
     Batch,
@@ -60,7 +60,9 @@ class BatchStore:
             raise storage_full(limit)
         id = f"file-{secrets.token_hex(16)}"
         size = self._write(id, iter(lambda: source.read(CHUNK), b""))
-        file = StoredFile(id, account, text_of(filename), "batch", size, self._clock(), expires)
+        file = StoredFile(
+            id, account, storable_text(filename), "batch", size, self._clock(), expires
+        )
         with self._transaction() as connection:
             # In the transaction: two uploads at a time must not both fit.
             fits = self._used(connection, account) + size <= limit
@@ -78,7 +80,7 @@ class BatchStore:
     def file(self, account: str, id: str) -> StoredFile:
         rows = self._read(
             f"SELECT {FILE_COLUMNS} FROM files WHERE id = ? AND account = ? AND expires > ?",
-            *(text_of(id), account, self._clock()),
+            *(storable_text(id), account, self._clock()),
         )
         if not rows:
             raise _unknown("file", id)
@@ -90,7 +92,7 @@ class BatchStore:
         """Return a page of files, and whether there are more."""
         where, values = "expires > ?", list[object]([self._clock()])
         if purpose is not None:
-            where, values = f"{where} AND purpose = ?", [*values, text_of(purpose)]
+            where, values = f"{where} AND purpose = ?", [*values, storable_text(purpose)]
         rows = self._page("files", FILE_COLUMNS, account, after, limit, ascending, where, values)
         return [StoredFile(*row) for row in rows[:limit]], len(rows) > limit
 
@@ -162,7 +164,7 @@ class BatchStore:
     def batch(self, account: str, id: str) -> Batch:
         rows = self._read(
             f"SELECT {BATCH_COLUMNS} FROM batches WHERE id = ? AND account = ?",
-            *(text_of(id), account),
+            *(storable_text(id), account),
         )
         if not rows:
             raise _unknown("batch", id)
@@ -329,7 +331,7 @@ class BatchStore:
         if after is not None:
             sign = ">" if ascending else "<"
             where += f" AND number {sign} (SELECT number FROM {table} WHERE id = ? AND account = ?)"
-            values = [*values, text_of(after), account]
+            values = [*values, storable_text(after), account]
         order = "ASC" if ascending else "DESC"
         return self._read(
             f"SELECT {columns} FROM {table} WHERE account = ? AND {where}"

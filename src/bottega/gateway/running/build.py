@@ -192,7 +192,7 @@ def _open_stores(
 
 
 def _no_query(id: str) -> None:
-    """Find no request: traces are not stored."""
+    """Return no query: traces are not stored."""
 
 
 def _open_traces(config: Config, environment: Mapping[str, str]) -> RequestTraces | None:
