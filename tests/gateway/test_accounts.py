@@ -108,7 +108,7 @@ def test_failed_refresh_keeps_the_last_keys(
     with closing(Accounts(tmp_path / "gateway.db")) as accounts:
         account, token = accounts.add("team-a")
         with caplog.at_level(logging.ERROR):
-            rename(tmp_path / "gateway.db", "accounts", "gone")
+            rename(tmp_path / "gateway.db", "gateway_accounts", "gone")
             wait_until(lambda: bool(caplog.records))
             time.sleep(0.1)  # several more attempts
         assert accounts.authenticate(token) == account
@@ -123,11 +123,11 @@ def test_each_failure_to_read_the_keys_is_logged_once(
     file = tmp_path / "gateway.db"
     with closing(Accounts(file)) as accounts:
         for failures in range(1, 3):
-            rename(file, "accounts", "gone")
+            rename(file, "gateway_accounts", "gone")
             wait_until(lambda: bool(caplog.records))
             time.sleep(0.1)  # several more attempts
             assert len(caplog.records) == 1, failures
-            rename(file, "gone", "accounts")
+            rename(file, "gone", "gateway_accounts")
             wait_until(partial(knows_new_key, accounts, file, f"team-{failures}"))
             caplog.clear()
 
@@ -209,12 +209,12 @@ def test_other_files_are_rejected(tmp_path: Path) -> None:
     assert not (tmp_path / "none.db").exists()
 
 
-@pytest.mark.parametrize("column", ["secret", "id", "name", "namespace"])
+@pytest.mark.parametrize("column", ["digest", "id", "name", "namespace"])
 def test_a_damaged_account_raises_a_store_error(tmp_path: Path, column: str) -> None:
     path = tmp_path / "gateway.db"
     with closing(Accounts(path)) as accounts:
         accounts.add("team")
-    wrong = "5.5" if column == "secret" else "x'ff'"
+    wrong = "5.5" if column == "digest" else "x'ff'"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"UPDATE gateway_accounts SET {column} = {wrong}")
         connection.commit()
