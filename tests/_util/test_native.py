@@ -14,6 +14,7 @@ import pytest
 from bottega import KnowledgeBase, PixelEmbedder, cli
 from bottega._util.native import GB, address_space_warning, check_address_space, load_from_hub
 from bottega.errors import SettingError
+from bottega.knowledge import lazy_faiss
 from bottega.naming import check_embedder, open_model
 from tests.builders import example
 
@@ -62,7 +63,11 @@ def test_a_limit_that_threads_may_exceed_is_a_warning(
     assert address_space_warning() is None
 
 
-def test_a_knowledge_base_is_refused_before_faiss_is_imported(limit: Limit) -> None:
+def test_a_knowledge_base_is_refused_before_faiss_is_imported(
+    limit: Limit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for metric in ("IndexFlatIP", "IndexFlatL2"):  # as before their first use
+        monkeypatch.delitem(vars(lazy_faiss), metric, raising=False)
     limit(0.3)
     with (
         pytest.raises(SettingError, match="address space"),
