@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import traceback
 from collections import deque
 from collections.abc import Sequence
@@ -41,7 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     options = session.config.option
     is_failed = session.testsfailed and not options.continue_on_collection_errors
-    if options.workers < 1 or options.collectonly or is_failed:
+    # Libraries of macOS do not survive a fork.
+    is_unfit = options.workers < 1 or not session.items or sys.platform == "darwin"
+    if is_unfit or options.collectonly or is_failed:
         return None  # pytest's own loop
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:

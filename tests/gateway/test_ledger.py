@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bottega.errors import StoreError
 from bottega._util.batch_writer import WriterThread
+from bottega.errors import StoreError
 from bottega.gateway.accounting import pending_rows
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.database import MAX_REASON, EntryFile, LedgerBatch, ShadowSample
