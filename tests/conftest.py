@@ -6,11 +6,13 @@ import os
 import signal
 import sqlite3
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 # Before numpy and torch load: a second thread slows tiny models down, and test workers compete.
@@ -27,7 +29,7 @@ from tests import server
 from tests.browser import PROGRAM, chromium
 from tests.milvus import RunningMilvus, running_milvus
 from tests.paths import ROOT
-from tests.postgres import PostgresServer, running_postgres
+from tests.postgres import RUN_FOLDER, PostgresServer, running_postgres
 from tests.ray_clusters import RayHead, running_head, running_ray
 from tests.redis import RedisServer, running_redis
 
@@ -52,6 +54,15 @@ settings.register_profile(
     database=None,
 )
 settings.load_profile("unhurried")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Create the folder that workers share, in their parent process."""
+    if RUN_FOLDER not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="bottega-run-", ignore_cleanup_errors=True)
+        Path(folder.name).chmod(0o755)  # for the user of PostgreSQL
+        os.environ[RUN_FOLDER] = folder.name
+        config.add_cleanup(folder.cleanup)
 
 
 def pytest_collection() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.paths import ROOT
@@ -77,7 +78,8 @@ def test_a_failure_can_stop_the_run(tmp_path: Path) -> None:
 def test_one_worker_has_all_tests_of_a_server() -> None:
     fixtures = [["tmp_path"], ["postgres"], ["browser"], [], ["redis", "tmp_path"]] * 10
     items: list[Any] = [SimpleNamespace(fixturenames=names) for names in fixtures]
-    items.append(SimpleNamespace(fixturenames=[], callspec=SimpleNamespace(params={"x": "redis"})))
+    parameters = SimpleNamespace(params={"vector": np.zeros(2), "store": "redis"})
+    items.append(SimpleNamespace(fixturenames=[], callspec=parameters))
     schedule, begun = Schedule(items, 3), {0: list[int](), 1: [], 2: []}
     # The first worker is the slowest, so others take over its tests.
     for worker in [1, 2] * len(items) + [0] * len(items):

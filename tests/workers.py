@@ -81,7 +81,7 @@ class Schedule:
 
 def _pinned_worker(item: pytest.Item) -> int | None:
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    names = [*getattr(item, "fixturenames", ()), *parameters]
+    names = {*getattr(item, "fixturenames", ()), *(one for one in parameters if type(one) is str)}
     return next((worker for name, worker in SERVERS.items() if name in names), None)
 
 
