@@ -1,6 +1,8 @@
 VENV ?= .venv
 PYTHON ?= python3
 TEST_WORKERS ?= 3
+# Libraries of macOS do not survive a fork.
+PYTEST_WORKERS := $(if $(filter Darwin,$(shell uname -s)),-n $(TEST_WORKERS) --dist worksteal,-p tests.workers --workers $(TEST_WORKERS))
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -18,7 +20,7 @@ demo: $(VENV)/local ## classify handwriting and photographs, write bottega-demo.
 	$(BIN)/bottega demo
 
 test: $(VENV)/dev ## run the test suite in TEST_WORKERS processes
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal
+	$(BIN)/python -m pytest $(PYTEST_WORKERS)
 
 check: $(VENV)/dev ## run types, snippets, lint and meters in parallel
 	$(MAKE) --no-print-directory --keep-going --jobs 4 types snippets lint meters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import shutil
@@ -22,6 +23,7 @@ import pytest
 from bottega._util.event_loops import BACKGROUND_LOOP
 
 START_SECONDS = 20
+RUN_FOLDER = "BOTTEGA_TEST_RUN"  # variable with a folder that all processes of a test run share
 # Commits still reach the operating system: a killed server loses none. Crash tests of the machine
 # are not possible here.
 SETTINGS = {"fsync": "off", "max_connections": "60", "shared_buffers": "64MB"}
@@ -201,19 +203,10 @@ def running_postgres(**settings: str) -> Iterator[PostgresServer]:
             if not _can_run(installed, user):
                 installed = copied_binaries(installed, folder)
             os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
-        (folder / "password").write_text("secret\n")
-        (folder / "password").chmod(0o644)
-        subprocess.run(
-            [
-                *(str(installed / "bin/initdb"), "-D", str(folder / "data"), "-U", "postgres"),
-                *("--auth=scram-sha-256", "--pwfile", str(folder / "password"), "--no-sync"),
-                *("--encoding=UTF8", "--locale=C"),
-            ],
-            check=True,
-            capture_output=True,
-            user=user,
-            cwd=folder,
-        )
+        shared = Path(os.environ.get(RUN_FOLDER, folder)) / "postgres"
+        with _new_cluster(installed, user, shared) as cluster:
+            command = ["cp", "-pR", str(cluster), str(folder / "data")]
+            subprocess.run(command, check=True, user=user, cwd=folder)
         port = free_port()
         server = PostgresServer(folder, installed, user, {**SETTINGS, **settings}, port)
         try:
@@ -221,6 +214,34 @@ def running_postgres(**settings: str) -> Iterator[PostgresServer]:
             yield server
         finally:
             server.stop(signal.SIGQUIT)  # without writing what is deleted next
+
+
+@contextmanager
+def _new_cluster(installed: Path, user: str | None, folder: Path) -> Iterator[Path]:
+    """Yield the data of a server that has not started, which all servers of a test run copy: to
+    create them takes a second."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (cluster := folder / "cluster").exists():
+            password, unfinished = folder / "password", folder / "unfinished"
+            password.write_text("secret\n")
+            password.chmod(0o644)
+            if user is not None:
+                os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
+            subprocess.run(
+                [
+                    *(str(installed / "bin/initdb"), "-D", str(unfinished), "-U", "postgres"),
+                    *("--auth=scram-sha-256", "--pwfile", str(password), "--no-sync"),
+                    *("--encoding=UTF8", "--locale=C"),
+                ],
+                check=True,
+                capture_output=True,
+                user=user,
+                cwd=folder,
+            )
+            unfinished.rename(cluster)
+        yield cluster
 
 
 def _can_run(installed: Path, user: str) -> bool:

@@ -141,18 +141,18 @@ def test_wrong_targets_are_reported(run: Run, traces: Path, tmp_path: Path) -> N
         (["empty"], "empty contains no runs"),
         ([traces, "more.db"], "more.db is a second trace store"),
     ):
-        result = run("ui", *targets)
+        result = run("ui", *targets, "--port", 0)
         assert (result.code, result.out) == (2, "")
         assert problem in result.err and "hint: pass" in result.err
 
 
 def test_damaged_and_newer_files_end_the_command(run: Run, base: Path, tmp_path: Path) -> None:
     (tmp_path / "damaged.db").write_bytes(b"SQLite format 3\0" + b"damaged" * 1000)
-    result = run("ui", "damaged.db")
+    result = run("ui", "damaged.db", "--port", 0)
     assert result.code == 1 and "is not a knowledge base, run or trace store" in result.err
     with closing(sqlite3.connect(base)) as connection:
         connection.execute("PRAGMA user_version = 999")
-    result = run("ui", base)
+    result = run("ui", base, "--port", 0)
     assert result.code == 1 and "has format 999" in result.err
 
 
@@ -169,7 +169,7 @@ def test_the_missing_extra_is_named(run: Run, runs: Path, monkeypatch: pytest.Mo
     # The package keeps the module that other tests have imported.
     monkeypatch.setattr(bottega, "ui", bottega.ui)
     monkeypatch.setattr(builtins, "__import__", without)
-    result = run("ui", runs)
+    result = run("ui", runs, "--port", 0)
     assert result.code == 1
     assert "itsdangerous is required and not installed" in result.err
     assert "pip install 'bottega-vlm[ui]'" in result.err

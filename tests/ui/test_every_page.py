@@ -1,9 +1,11 @@
 """Each page of the console in both themes, at two widths, with the keyboard alone, and with markup
-in all texts of clients, models, files and runs."""
+in all texts of clients, models, files and runs. The default tests open each page in one theme and
+width, the slow ones in all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,7 +24,12 @@ NO_PAGES = {
 }
 # Theme, width in pixels, and rules of axe-core, none for all: only colours depend on the theme.
 View = tuple[str, int, list[str]]
-VIEWS: Sequence[View] = (("light", 1400, []), ("dark", 400, ["color-contrast"]))
+COLOURS = ["color-contrast"]
+ALTERNATING: Sequence[Sequence[View]] = ([("light", 1400, [])], [("dark", 400, [])])
+MATRIX: Sequence[View] = (
+    *(("light", 1400, []), ("light", 400, [])),
+    *(("dark", 400, COLOURS), ("dark", 1400, COLOURS)),
+)
 CHECK = """async ([rules, serious, excluded]) => {
     for (const one of document.querySelectorAll("details")) one.open = true;
     const only = rules.length ? {runOnly: rules} : {};
@@ -63,8 +70,18 @@ def filled(endpoint: Server, tmp_path: Path) -> Iterator[FilledConsole]:
 
 
 # The console comes first: Playwright has the event loop of this thread.
+@pytest.mark.parametrize(
+    "views",
+    [
+        pytest.param(ALTERNATING, id="alternating"),
+        pytest.param([MATRIX], id="matrix", marks=pytest.mark.slow),
+    ],
+)
 def test_every_page_is_accessible_in_both_themes_fits_a_phone_and_runs_no_markup(
-    filled: FilledConsole, page: Page, page_errors: list[str]
+    filled: FilledConsole,
+    page: Page,
+    page_errors: list[str],
+    views: Sequence[Sequence[View]],
 ) -> None:
     page.emulate_media(reduced_motion="reduce")  # colours change at once
     # A refresh would replace controls meanwhile.
@@ -78,13 +95,12 @@ def test_every_page_is_accessible_in_both_themes_fits_a_phone_and_runs_no_markup
     page.on("console", lambda message: happened.append(message.text))
     page.on("dialog", dismiss)
     page.on("request", lambda sent: happened.append(sent.url) if _is_extra(sent.url) else None)
-    problems, views, checked = list[str](), VIEWS, list[str]()
-    for name in filled.open_pages(page):
-        found = [*_problems(page, views, checked), *_unreached(page, tab=name in TABBED)]
+    problems, checked = list[str](), list[str]()
+    for name, views_of_page in zip(filled.open_pages(page), cycle(views), strict=False):
+        found = [*_problems(page, views_of_page, checked), *_unreached(page, tab=name in TABBED)]
         found += [one for one in happened if (name, one) != ("error", MISSING)]
         problems += [f"{name}: {one}" for one in found]
         happened.clear()
-        views = views[::-1]  # the next page is opened in the last view
         checked = ["header"]  # the same everywhere
     assert not problems, "\n".join(problems)
     assert _page_routes(filled) == {*_opened_routes(filled)}
