@@ -34,7 +34,8 @@ BottegaError
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -275,6 +276,15 @@ def check_count(name: str, count: int, least: int = 1) -> None:
     if not hasattr(count, "__index__") or count < least:  # also accepts integers of numpy
         raise SettingError(
             f"{name} must be at least {least}, got {count}", hint=f"set {name}={least} or more"
+        )
+
+
+def check_scores(scores: Iterable[float]) -> None:
+    """Raise `SettingError` unless all scores of candidates are finite."""
+    if not all(map(math.isfinite, scores)):
+        raise SettingError(
+            "a candidate's score is not a finite number",
+            hint="use a retriever that gives each candidate a finite score",
         )
 
 

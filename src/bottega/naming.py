@@ -14,8 +14,9 @@ from typing import Self
 
 from bottega._util.native import WITH_TORCH, check_address_space
 from bottega._util.photographs import is_photograph
-from bottega.bundled import MODELS, PHOTOS, PHOTOS_LITE2, PHOTOS_MASTER
+from bottega.bundled import MODELS
 from bottega.bundled.efficientnet import LITE2, weights_installed
+from bottega.bundled.photo_model import PHOTOS, PHOTOS_LITE2, PHOTOS_MASTER
 from bottega.errors import SettingError, require_extra
 from bottega.generation import (
     OpenAICompletionsGenerator,
@@ -118,42 +119,9 @@ def model_for(embed: str, benchmark: str = "") -> str:
     return f"{BUNDLED}:{photos}" if photos else BUNDLED
 
 
-def open_model(
-    spec: str,
-    *,
-    concurrency: int = 16,
-    base_url: str | None = None,
-    api_key: str | None = None,
-    trust_remote_code: bool = False,
-) -> Generator:
-    """Return the model of a name: `bundled` (the apprentice), `bundled:NAME`, `openai:NAME` or
-    `openai-completions:NAME` (at `base_url`, with at most `concurrency` requests at a time), or a
-    Hugging Face id or folder, whose own code runs only with `trust_remote_code`. `base_url` and
-    `api_key` default to OPENAI_BASE_URL and OPENAI_API_KEY. Raises `SettingError`."""
-    check_model(spec)
-    for prefix, endpoint in ((REMOTE, OpenAIGenerator), (COMPLETIONS, OpenAICompletionsGenerator)):
-        if spec.startswith(prefix):
-            name = spec.removeprefix(prefix)
-            return endpoint(name, base_url=base_url, api_key=api_key, concurrency=concurrency)
-    check_address_space(WITH_TORCH)
-    if spec == SIMULATED:
-        from bottega.tasks.codes import CodeReader  # imports torch
-
-        return CodeReader()
-    if spec == BUNDLED:
-        return bundled()
-    if spec in DISPATCHED:
-        photographs, others = map(bundled, DISPATCHED[spec])
-        return PhotographDispatcher(photographs, others, spec)
-    if spec.startswith(f"{BUNDLED}:"):
-        return bundled(spec.removeprefix(f"{BUNDLED}:"))
-    # The bundled embedder may have set torch to one thread.
-    return TransformersGenerator(spec, threads=os.cpu_count(), trust_remote_code=trust_remote_code)
-
-
 @dataclass(frozen=True)
 class ModelSpec:
-    """Name of a model with the endpoint of this process, to open it in a worker."""
+    """Name of a model and how to open it, in this process or in a worker."""
 
     name: str
     concurrency: int = 16
@@ -174,14 +142,41 @@ class ModelSpec:
         return replace(self, concurrency=max(1, self.concurrency // workers))
 
     def open(self) -> Generator:
-        """Return the model. Raises `SettingError`."""
-        return open_model(
-            self.name,
-            concurrency=self.concurrency,
-            base_url=self.base_url,
-            api_key=self.api_key,
-            trust_remote_code=self.trust_remote_code,
-        )
+        """Return the model: `bundled` (the apprentice), `bundled:NAME`, `openai:NAME` or
+        `openai-completions:NAME` (at `base_url`, with at most `concurrency` requests at a time), or
+        a Hugging Face id or folder, whose own code runs only with `trust_remote_code`. `base_url`
+        and `api_key` default to OPENAI_BASE_URL and OPENAI_API_KEY. Raises `SettingError`."""
+        spec = self.name
+        check_model(spec)
+        endpoints = ((REMOTE, OpenAIGenerator), (COMPLETIONS, OpenAICompletionsGenerator))
+        for prefix, endpoint in endpoints:
+            if spec.startswith(prefix):
+                return endpoint(
+                    spec.removeprefix(prefix),
+                    base_url=self.base_url,
+                    api_key=self.api_key,
+                    concurrency=self.concurrency,
+                )
+        check_address_space(WITH_TORCH)
+        if spec == SIMULATED:
+            from bottega.tasks.codes import CodeReader  # imports torch
+
+            return CodeReader()
+        if spec == BUNDLED:
+            return bundled()
+        if spec in DISPATCHED:
+            photographs, others = map(bundled, DISPATCHED[spec])
+            return PhotographDispatcher(photographs, others, spec)
+        if spec.startswith(f"{BUNDLED}:"):
+            return bundled(spec.removeprefix(f"{BUNDLED}:"))
+        # The bundled embedder may have set torch to one thread.
+        trusted = self.trust_remote_code
+        return TransformersGenerator(spec, threads=os.cpu_count(), trust_remote_code=trusted)
+
+
+def open_model(spec: str) -> Generator:
+    """Return the model of a name, see `ModelSpec.open`."""
+    return ModelSpec(spec).open()
 
 
 def check_model(spec: str) -> None:

@@ -170,6 +170,9 @@ class Completion:
     logprob: float | None = None
 
 
+Samples = tuple[tuple[Completion, ...], Usage]  # of one prompt
+
+
 @dataclass(frozen=True)
 class Reply:
     """Result of one call to a model. `seconds` is its wall time including retries."""
@@ -213,6 +216,9 @@ class SearchNode:
     rewards: Mapping[str, float] = field(default_factory=dict)
 
 
+Ended = Literal["rollouts", "agreement", "exhausted", "budget"]
+
+
 @dataclass(frozen=True)
 class SearchTree:
     """Record of a search. `path` is the chosen branch: the index of each child among its siblings,
@@ -224,7 +230,7 @@ class SearchTree:
 
     root: SearchNode
     path: tuple[int, ...]
-    ended: Literal["rollouts", "agreement", "exhausted", "budget"]
+    ended: Ended
     requests: int = 0
     calls: int = 0
     usage: Usage = Usage()

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image as Pillow
 
 from bottega.errors import ImageError, LoadError
-from bottega.knowledge.loaders import (
+from bottega.knowledge.loaders.folders import (
     has_splits,
     load_digits,
     load_image_folder,

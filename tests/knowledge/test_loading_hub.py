@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import ImageError, LoadError, MissingDependencyError
-from bottega.knowledge.loaders import load_hugging_face
-from bottega.knowledge.loaders.tables import Columns, Names
+from bottega.knowledge.loaders.tables import Columns, Names, load_hugging_face
 from bottega.types import IMAGE_QUESTION
 from tests.builders import solid_image
 from tests.knowledge.doubles import ErrorList

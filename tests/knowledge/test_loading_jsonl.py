@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from bottega.errors import LoadError
-from bottega.knowledge.loaders import load_jsonl
+from bottega.knowledge.loaders.jsonl import load_jsonl
 from bottega.types import IMAGE_QUESTION, Example, Query
 from tests.builders import solid_image
 from tests.knowledge.doubles import ErrorList

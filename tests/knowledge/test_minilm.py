@@ -7,6 +7,7 @@ import hashlib
 import sys
 import zipfile
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from bottega.knowledge.embedders.names import open_embedder
 from bottega.types import Example, Query
 
 NEEDS_PACKAGE = pytest.mark.skipif(
-    not minilm.is_installed(), reason=f"needs the package {minilm.PACKAGE}"
+    find_spec(minilm.MODULE) is None, reason=f"needs the package {minilm.PACKAGE}"
 )
 WEIGHTS = b"weights"
 

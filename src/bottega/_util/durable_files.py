@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from bottega.errors import StoreError, StoreFullError
+from bottega.errors import SettingError, StoreError, StoreFullError
 
 
 @contextmanager
@@ -24,6 +24,16 @@ def os_errors(path: Path) -> Iterator[None]:
                 reason, hint="free disk space and try again, or use another folder"
             ) from error
         raise StoreError(reason, hint="check the path and its permissions") from error
+
+
+def make_out_folder(folder: Path) -> None:
+    """Create the folder of an option --out. Raises `SettingError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(
+            f"{folder} cannot be created: {error.strerror}", hint="set another --out folder"
+        ) from error
 
 
 def write_at(path: Path, data: bytes, *, at: int = 0) -> None:

@@ -4,28 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bottega.bundled.photo_model import (
-    MISSING_HINT,
-    NETWORKS,
-    PHOTOS,
-    PHOTOS_LITE2,
-    PHOTOS_MASTER,
-    photo_folder,
-)
+from bottega.bundled.photo_model import MISSING_HINT, NETWORKS, photo_folder
 from bottega.errors import ModelLoadError
-
-__all__ = [
-    "CLASS_FEATURES",
-    "MODELS",
-    "PHOTOS",
-    "PHOTOS_LITE2",
-    "PHOTOS_MASTER",
-    "PHOTO_FEATURES",
-    "TOKEN_CONCEPTS",
-    "TOKEN_IDENTITY",
-    "bundled_compressor",
-    "bundled_folder",
-]
 
 # Parts of the bundled model's hidden vector that embedders read.
 CLASS_FEATURES = slice(0, 80)  # of an image: close for images of one class

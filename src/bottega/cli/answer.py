@@ -68,7 +68,7 @@ from bottega.image import Image
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.loaders.folders import SUFFIXES
 from bottega.knowledge.tuned_settings import tuned_for
-from bottega.naming import default_master, default_model, open_model
+from bottega.naming import ModelSpec, default_master, default_model, open_model
 from bottega.parsing import last_answer
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.protocols import Tier
@@ -241,7 +241,7 @@ def ask(
         raise SettingError(f"question is empty, got {question!r}", hint="write a question")
     sampling = Sampling(max_tokens=max_tokens, stop=parse_stop(stop))
     query = Query(question, tuple(Image.open(path) for path in image or ()))
-    generator = open_model(model, trust_remote_code=trust_remote_code) if model else None
+    generator = ModelSpec(model, trust_remote_code=trust_remote_code).open() if model else None
     knowledge = open_to_search(kb, embed, namespace, by) if kb else None
     generator = generator or open_model(
         default_model(knowledge.embedder()) if knowledge else default_master(query.images)

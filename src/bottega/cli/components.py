@@ -119,7 +119,7 @@ def check_prompt(name: str, generator: Generator) -> None:
 
 def local_model(spec: str, trust_remote_code: bool = False) -> TransformersGenerator:
     """Return a model that runs in this process, not loaded yet. Raises `SettingError`."""
-    generator = naming.open_model(spec, trust_remote_code=trust_remote_code)
+    generator = naming.ModelSpec(spec, trust_remote_code=trust_remote_code).open()
     if not isinstance(generator, TransformersGenerator):
         raise SettingError(
             f"a compressor needs the hidden states of a local model, got {spec}",

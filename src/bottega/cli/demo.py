@@ -13,8 +13,8 @@ from typer import Option
 
 from bottega import __version__
 from bottega._util.locations import StoreLocation
-from bottega.bundled import PHOTOS
 from bottega.bundled.efficientnet import weights_installed
+from bottega.bundled.photo_model import PHOTOS
 from bottega.cli.components import open_prices
 from bottega.cli.evaluation_run import MethodResult, check_output, run_methods
 from bottega.cli.options import Json, Seed, TraceFile

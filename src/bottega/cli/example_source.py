@@ -17,7 +17,9 @@ from bottega.knowledge import (
     load_jsonl,
     load_manyicl,
 )
-from bottega.knowledge.loaders import count_images, count_lines, count_manyicl, count_rows
+from bottega.knowledge.loaders.folders import count_images, count_manyicl
+from bottega.knowledge.loaders.jsonl import count_lines
+from bottega.knowledge.loaders.tables import count_rows
 from bottega.types import Example
 
 TRAIN = "train"

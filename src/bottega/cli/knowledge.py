@@ -10,7 +10,7 @@ from typing import Annotated
 from typer import Argument, Exit, Option
 
 from bottega._util.locations import StoreLocation
-from bottega.bundled import PHOTOS
+from bottega.bundled.photo_model import PHOTOS
 from bottega.cli.components import LOCAL, check_executor, embedder_opener
 from bottega.cli.example_source import open_passages, open_source
 from bottega.cli.knowledge_files import (

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typer import Exit
 
 from bottega import __version__
+from bottega._util.durable_files import make_out_folder
 from bottega._util.event_loops import run_closing
 from bottega._util.identity import identity, json_digest
 from bottega.cli.components import open_retrieval
@@ -39,7 +40,7 @@ from bottega.evaluation.stream_trends import find_trends
 from bottega.evaluation.streams import StreamResult
 from bottega.generation import ReplayGenerator
 from bottega.knowledge import KnowledgeBase
-from bottega.naming import open_model
+from bottega.naming import ModelSpec
 from bottega.pipeline import FixedRouter
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Generator, Prompter, Tier, turns_only
@@ -111,12 +112,7 @@ class StreamRun:
                 yield Path(folder)
             return
         replies = self.out / REPLIES
-        try:
-            replies.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SettingError(
-                f"{replies} cannot be created: {error.strerror}", hint="set another --out folder"
-            ) from error
+        make_out_folder(replies)
         yield replies
 
     @contextmanager
@@ -163,7 +159,7 @@ class StreamRun:
         """Open the models, with the replies recorded in `folder`, and the embedders."""
         specs = self.config.tiers
         inner = [self._open_cheaper(spec) for spec in specs[:-1]]
-        inner.append(open_model(specs[-1], concurrency=self.concurrency))
+        inner.append(ModelSpec(specs[-1], self.concurrency).open())
         tables = [self.prices[APPRENTICE]] * (len(specs) - 1) + [self.prices[MASTER]]
         # Replies of earlier runs are not paid for again.
         records = [folder / f"{position}.jsonl" for position in range(len(specs))]
@@ -216,7 +212,7 @@ class StreamRun:
         master's key goes to the master's endpoint only."""
         url = self.apprentice_url
         key = None if url is None else os.environ.get(APPRENTICE_KEY, "")
-        return open_model(spec, concurrency=self.concurrency, base_url=url, api_key=key)
+        return ModelSpec(spec, self.concurrency, url, key).open()
 
     def _tiers(self) -> tuple[Tier, ...]:
         """Return the tiers, named by their models if there are more than two."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,7 +23,7 @@ from bottega.compression.hyper_model import (
 )
 from bottega.compression.model import QueryPrompts, RaccModel
 from bottega.compression.store import PassageStore
-from bottega.errors import SettingError
+from bottega.errors import SettingError, check_scores
 from bottega.kv_prefix import KEEP_NO_LOGITS, Batch, KeyValues, decoder_config, fresh_rope_offsets
 from bottega.protocols import Generator, Parser, PrefixGenerator, Prompter
 from bottega.types import (
@@ -116,11 +115,7 @@ def _named(passage: Example) -> tuple[str, Example]:
 def relative_scores(scores: Sequence[float]) -> list[float]:
     """Return the scores minus their maximum. Only differences matter (log_softmax); this way large
     scores still differ in single precision."""
-    if not all(map(math.isfinite, scores)):
-        raise SettingError(
-            "a candidate's score is not a finite number",
-            hint="use a retriever that gives each candidate a finite score",
-        )
+    check_scores(scores)
     highest = max(scores)
     return [max(score - highest, LOWEST) for score in scores]
 

@@ -24,6 +24,7 @@ from bottega.gateway.image_fetcher import check_passed_urls
 from bottega.gateway.jobs import ChatJob, ChatResult, ChatStream, TenantQuery
 from bottega.gateway.ports import (
     ANONYMOUS,
+    ReadBody,
     Reply,
     RequestRecord,
     Tenants,
@@ -125,10 +126,7 @@ class Gateway:
         )
 
     async def answer(
-        self,
-        record: RequestRecord,
-        headers: Mapping[str, str],
-        body: Callable[[], Awaitable[bytes]],
+        self, record: RequestRecord, headers: Mapping[str, str], body: ReadBody
     ) -> Reply:
         """Return the reply to a request. Raises `ApiError` and the errors of tiers."""
         reply = await self._reply(record, headers, body)
@@ -137,10 +135,7 @@ class Gateway:
         return reply
 
     async def _reply(
-        self,
-        record: RequestRecord,
-        headers: Mapping[str, str],
-        body: Callable[[], Awaitable[bytes]],
+        self, record: RequestRecord, headers: Mapping[str, str], body: ReadBody
     ) -> Reply:
         # Before the body is read: a client without a valid key must not fill the memory.
         await self.admit(record, headers)

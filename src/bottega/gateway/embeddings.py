@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +15,7 @@ from bottega._util.tracing import span
 from bottega.errors import EmbeddingError
 from bottega.gateway.chat import Gateway
 from bottega.gateway.errors import unknown_model
-from bottega.gateway.ports import Reply, RequestRecord
+from bottega.gateway.ports import ReadBody, Reply, RequestRecord
 from bottega.gateway.requests import read_images
 from bottega.gateway.translation import FieldNames, encode_body, text_field, typed, unsupported
 from bottega.image import Image
@@ -38,10 +38,7 @@ class EmbeddingsEndpoint:
     gateway: Gateway
 
     async def answer(
-        self,
-        record: RequestRecord,
-        headers: Mapping[str, str],
-        body: Callable[[], Awaitable[bytes]],
+        self, record: RequestRecord, headers: Mapping[str, str], body: ReadBody
     ) -> Reply:
         gateway = self.gateway
         await gateway.admit(record, headers)

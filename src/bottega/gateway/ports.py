@@ -271,9 +271,8 @@ class Reply:
     is_live: bool = False
 
 
-Answer = Callable[
-    [RequestRecord, Mapping[str, str], Callable[[], Awaitable[bytes]]], Awaitable[Reply]
-]
+ReadBody = Callable[[], Awaitable[bytes]]
+Answer = Callable[[RequestRecord, Mapping[str, str], ReadBody], Awaitable[Reply]]
 
 
 async def as_stream(payload: bytes, include_usage: bool) -> AsyncGenerator[bytes]:

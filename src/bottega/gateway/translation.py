@@ -9,7 +9,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import orjson
 
-from bottega.gateway.ports import Answer, Reply, RequestRecord
+from bottega.gateway.ports import Answer, ReadBody, Reply, RequestRecord
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import JSON_NAMES, require, wrong_type
 from bottega.openai_api.request import Body
@@ -157,10 +157,7 @@ class TranslatedEndpoint(Generic[TranslationT]):
     store: Callable[[bytes, RequestRecord, TranslationT], Awaitable[None]] | None = None
 
     async def answer(
-        self,
-        record: RequestRecord,
-        headers: Mapping[str, str],
-        body: Callable[[], Awaitable[bytes]],
+        self, record: RequestRecord, headers: Mapping[str, str], body: ReadBody
     ) -> Reply:
         # The chat handler reads the body only after it has checked the key.
         translated: list[TranslationT] = []

@@ -25,7 +25,7 @@ from bottega.generation.tokenization import (
 )
 from bottega.generation.tree_generation import TreeGenerator, parts_by_length
 from bottega.image import Image
-from bottega.types import Completion, Prefix, Prompt, Sampling, Usage
+from bottega.types import Completion, Prefix, Prompt, Samples, Sampling, Usage
 
 if TYPE_CHECKING:
     from bottega.generation.loaded import LoadedModel
@@ -115,7 +115,7 @@ class InProcessModel(ABC):
             rendered, decoded={sha: one.decode_for_model() for sha, one in needed.items()}
         )
 
-    def answer(self, batch: Sequence[RenderedPrompt]) -> list[tuple[tuple[Completion, ...], Usage]]:
+    def answer(self, batch: Sequence[RenderedPrompt]) -> list[Samples]:
         """Generate the completions and usage of each prompt. Raises `GenerationError`, and
         `PromptTooLongError` if a prompt is too long for a token tree. All prompts have the same
         number of samples, and either all have images or none has."""
@@ -135,18 +135,16 @@ class InProcessModel(ABC):
             ) from error
 
     @abstractmethod
-    def _answer(
-        self, batch: Sequence[RenderedPrompt]
-    ) -> list[tuple[tuple[Completion, ...], Usage]]:
+    def _answer(self, batch: Sequence[RenderedPrompt]) -> list[Samples]:
         """Answer prompts of one kind."""
 
     def _from_tree(
         self, generator: TreeGenerator, batch: Sequence[RenderedPrompt]
-    ) -> list[tuple[tuple[Completion, ...], Usage]]:
+    ) -> list[Samples]:
         generator.tree.trim()
         prompts = self._tree_keys(generator.tree, batch)
         check_length(max(map(len, prompts)), generator.tree.max_tokens)
-        answers: dict[int, tuple[tuple[Completion, ...], Usage]] = {}
+        answers: dict[int, Samples] = {}
         for part in parts_by_length(list(map(len, prompts))):
             indices = [number for number in part for _ in range(batch[number].samples)]
             rows = [
@@ -200,7 +198,7 @@ def check_length(tokens: int, most: int) -> None:
 
 def to_reply(
     one: RenderedPrompt, found: Sequence[tuple[Completion, int]], prompt_tokens: int
-) -> tuple[tuple[Completion, ...], Usage]:
+) -> Samples:
     """Return the completions of a prompt and its usage. `found` holds completions with their token
     counts; greedy ones are copied up to `n`."""
     copies = one.sampling.n // one.samples

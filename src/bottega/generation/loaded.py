@@ -27,7 +27,7 @@ from bottega.generation.tokenization import (
 from bottega.generation.tree_generation import TreeGenerator
 from bottega.generation.weight_layout import make_column_major
 from bottega.kv_prefix import reading_model
-from bottega.types import Completion, Prompt, Sampling, Usage
+from bottega.types import Completion, Prompt, Samples, Sampling
 
 hf: Any = transformers  # partly annotated
 
@@ -90,9 +90,7 @@ class LoadedModel(InProcessModel):
         """Return left-padded model inputs; either all prompts have images or none has."""
         return dict(self._inputs([self.decode(self.render(one, Sampling())) for one in prompts]))
 
-    def _answer(
-        self, batch: Sequence[RenderedPrompt]
-    ) -> list[tuple[tuple[Completion, ...], Usage]]:
+    def _answer(self, batch: Sequence[RenderedPrompt]) -> list[Samples]:
         if self.tree is not None and not batch[0].prefix:
             return self._from_tree(self.tree, batch)
         samples = batch[0].samples

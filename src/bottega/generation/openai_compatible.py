@@ -19,9 +19,8 @@ from bottega.openai_api.endpoint import CHAT_PATH, Endpoint
 from bottega.openai_api.errors import WRONG_PROTOCOL
 from bottega.openai_api.fields import data_url_cache, messages_json, sampling_fields
 from bottega.openai_api.transport import Timeouts
-from bottega.types import Completion, Prompt, Reply, Sampling, Usage
+from bottega.types import Prompt, Reply, Samples, Sampling, Usage
 
-Samples = tuple[tuple[Completion, ...], Usage]
 ONE_CHOICE_ONLY = re.compile(
     r"(?i)(?<!\w)['\"`]?n['\"`]?(?!\w) (must|should|>|is not)|one .*choice"
 )

@@ -18,7 +18,7 @@ from bottega.generation.in_process import InProcessModel, first_line
 from bottega.generation.token_tree import TokenTree
 from bottega.generation.tokenization import ControlTokens, RenderedPrompt
 from bottega.generation.tree_generation import TreeGenerator
-from bottega.types import Completion, Usage
+from bottega.types import Samples
 
 if TYPE_CHECKING:
     from bottega.generation.loaded import LoadedModel
@@ -68,12 +68,10 @@ class TreeModel(InProcessModel):
         loaded = LoadedModel.load(self.source, "cpu", "float32")
         return replace(loaded, vision_cache=self.vision_cache, tree=self.tree)
 
-    def answer(self, batch: Sequence[RenderedPrompt]) -> list[tuple[tuple[Completion, ...], Usage]]:
+    def answer(self, batch: Sequence[RenderedPrompt]) -> list[Samples]:
         # Load outside `super().answer`: parameters created in inference mode cannot be trained.
         return self.transformers_model().answer(batch) if batch[0].prefix else super().answer(batch)
 
-    def _answer(
-        self, batch: Sequence[RenderedPrompt]
-    ) -> list[tuple[tuple[Completion, ...], Usage]]:
+    def _answer(self, batch: Sequence[RenderedPrompt]) -> list[Samples]:
         assert self.tree is not None
         return self._from_tree(self.tree, batch)

@@ -1,16 +1,18 @@
 """Knowledge bases: storage, search and loading of examples."""
 
 from bottega.knowledge.base import AddResult, KnowledgeBase
-from bottega.knowledge.embedders import (
-    DualEmbedder,
-    FlmrEmbedder,
-    JoinedEmbedder,
-    MultiVectorEncoderEmbedder,
-    PixelEmbedder,
-    SentenceEmbedder,
+from bottega.knowledge.embedders.bundled_tower import (
     TokenEmbedder,
     TowerEmbedder,
     TowerTokenEmbedder,
+)
+from bottega.knowledge.embedders.flmr import FlmrEmbedder
+from bottega.knowledge.embedders.joined import JoinedEmbedder
+from bottega.knowledge.embedders.pixels import PixelEmbedder
+from bottega.knowledge.embedders.sentence import (
+    DualEmbedder,
+    MultiVectorEncoderEmbedder,
+    SentenceEmbedder,
 )
 from bottega.knowledge.eviction import (
     Eviction,
@@ -21,16 +23,16 @@ from bottega.knowledge.eviction import (
     RandomEviction,
 )
 from bottega.knowledge.filters import And, Contains, Eq, Filter, In, Range
-from bottega.knowledge.late_interaction import LateInteractionIndex, SearchEffort
-from bottega.knowledge.loaders import (
+from bottega.knowledge.late_interaction.index import LateInteractionIndex
+from bottega.knowledge.late_interaction.search import SearchEffort
+from bottega.knowledge.loaders.folders import (
     has_splits,
     load_digits,
-    load_hugging_face,
     load_image_folder,
-    load_jsonl,
     load_manyicl,
-    read_jsonl,
 )
+from bottega.knowledge.loaders.jsonl import load_jsonl, read_jsonl
+from bottega.knowledge.loaders.tables import load_hugging_face
 from bottega.knowledge.reader import Stats
 from bottega.knowledge.records import View
 from bottega.knowledge.verification import Problem, VerificationReport

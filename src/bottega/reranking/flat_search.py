@@ -9,7 +9,7 @@ from math import ceil, inf
 from typing import Literal, get_args
 
 from bottega._util.identity import query_rng
-from bottega.errors import SettingError, check_count
+from bottega.errors import SettingError, check_count, check_scores
 from bottega.protocols import Candidates, Generator, Parser, Prompter
 from bottega.reranking.rewards import (
     RewardFunction,
@@ -28,7 +28,6 @@ from bottega.reranking.search_budget import (
 from bottega.reranking.selection import (
     DemonstrationOrder,
     check_depth,
-    check_scores,
     order_demonstrations,
     sample_by_score,
 )
@@ -42,7 +41,6 @@ from bottega.types import (
     Sampling,
     SearchNode,
     SearchResult,
-    SearchTree,
 )
 
 Sequences = Literal["random", "similar", "nearest"]
@@ -90,8 +88,7 @@ class FlatSearch:
     def __post_init__(self) -> None:
         check_count("branches", self.branches)
         check_budget(self.max_calls, self.max_tokens)
-        reward = max_cost(self.reward)
-        needed = ReservedCost(1 + reward.calls, self.sampling.max_tokens + reward.tokens)
+        needed = ReservedCost(1, self.sampling.max_tokens) + max_cost(self.reward)
         check_rollout(self.max_calls, self.max_tokens, needed)
         if self.sequences not in get_args(Sequences):
             raise SettingError(
@@ -123,14 +120,9 @@ class FlatSearch:
         chains = tuple(_chain(branch, reward or RewardValue()) for branch, reward in scored)
         chosen = scored[best][0]
         whole = len(scored) == self.branches and all(reward for _, reward in scored)
-        tree = SearchTree(
-            SearchNode(children=chains, visits=len(chains)),
-            (best, *(0 for _ in chosen.shown[1:])),
-            "rollouts" if whole else "budget",
-            budgeted.requests,
-            budgeted.calls,
-            budgeted.usage,
-        )
+        root = SearchNode(children=chains, visits=len(chains))
+        path = best, *(0 for _ in chosen.shown[1:])
+        tree = budgeted.tree(root, path, "rollouts" if whole else "budget")
         reply = replace(chosen.reply, completions=(chosen.completion,))
         return SearchResult(chosen.shown, chosen.prompt, reply, chosen.answer, tree)
 
@@ -292,14 +284,8 @@ class JointChoiceSearch:
         pairs = zip(shown, weights, strict=True)
         reads = await gather_all(self._read(query, *pair, budgeted) for pair in pairs)
         best = self._best(reads)
-        tree = SearchTree(
-            SearchNode(children=tuple(read.node for read in reads), visits=len(reads)),
-            (best,),
-            "exhausted",
-            budgeted.requests,
-            budgeted.calls,
-            budgeted.usage,
-        )
+        root = SearchNode(children=tuple(read.node for read in reads), visits=len(reads))
+        tree = budgeted.tree(root, (best,), "exhausted")
         chosen = reads[best]
         return SearchResult((chosen.candidate,), chosen.prompt, chosen.reply, chosen.answer, tree)
 

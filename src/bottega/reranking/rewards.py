@@ -173,8 +173,7 @@ class WeightedReward:
 
     @property
     def cost(self) -> ReservedCost:
-        own, mutual = max_cost(self.own), max_cost(self.mutual)
-        return ReservedCost(own.calls + mutual.calls, own.tokens + mutual.tokens)
+        return max_cost(self.own) + max_cost(self.mutual)
 
     async def __call__(
         self, query: Query, answer: Answer, candidates: Candidates, generator: BudgetedGenerator, /

@@ -12,7 +12,7 @@ from bottega._util.caching import SharedTask
 from bottega._util.event_loops import gather_or_cancel
 from bottega.errors import SettingError, check_count
 from bottega.protocols import Generator
-from bottega.types import Prompt, Reply, Sampling, Usage
+from bottega.types import Ended, Prompt, Reply, Sampling, SearchNode, SearchTree, Usage
 
 T = TypeVar("T")
 
@@ -38,6 +38,9 @@ class ReservedCost:
 
     calls: int = 0
     tokens: int = 0
+
+    def __add__(self, other: ReservedCost) -> ReservedCost:
+        return ReservedCost(self.calls + other.calls, self.tokens + other.tokens)
 
 
 class BudgetedGenerator:
@@ -91,6 +94,10 @@ class BudgetedGenerator:
             self._tokens_left += self._tokens_freed
         self._tokens_freed = 0
 
+    def tree(self, root: SearchNode, path: tuple[int, ...], ended: Ended) -> SearchTree:
+        """Return the tree of the search, with its requests so far."""
+        return SearchTree(root, path, ended, self.requests, self.calls, self.usage)
+
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         key = prompt, sampling
         request = self._requests.get(key)
@@ -108,8 +115,7 @@ class BudgetedGenerator:
     def _pay(self, price: ReservedCost) -> None:
         if self.room(price) < 1:
             raise BudgetSpentError
-        before = self.reserved
-        self.reserved = ReservedCost(before.calls + price.calls, before.tokens + price.tokens)
+        self.reserved += price
         if self._calls_left is not None:
             self._calls_left -= price.calls
         if self._tokens_left is not None:

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from bottega._util.identity import query_rng
-from bottega.errors import NotFoundError, SettingError, check_count, check_fraction
+from bottega.errors import NotFoundError, SettingError, check_count, check_fraction, check_scores
 from bottega.protocols import Candidates, Reranker, Vectors
 from bottega.types import Candidate, Query
 
@@ -187,15 +187,6 @@ class GatedReranker:
 
 
 LEAST_WEIGHT = 1e-3  # keeps the lowest-scored candidate selectable
-
-
-def check_scores(scores: Sequence[float]) -> None:
-    """Raise `SettingError` unless all scores are finite."""
-    if not all(map(math.isfinite, scores)):
-        raise SettingError(
-            "a candidate's score is not a finite number",
-            hint="use a retriever that gives each candidate a finite score",
-        )
 
 
 def scaled(scores: Sequence[float], more_span: float = 0.0) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import combinations
 from math import ceil
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from bottega._util.identity import query_rng
 from bottega.errors import SettingError, check_count
@@ -32,17 +32,15 @@ from bottega.reranking.selection import check_depth
 from bottega.types import (
     Answer,
     Candidate,
+    Ended,
     Prompt,
     Query,
     Reply,
     Sampling,
     SearchResult,
-    SearchTree,
 )
 
 T = TypeVar("T")
-
-Ended = Literal["rollouts", "agreement", "exhausted", "budget"]
 
 
 @dataclass(frozen=True)
@@ -132,9 +130,9 @@ class TreeSearch:
     def _check_rollout(self, prompts: Sequence[Prompt]) -> None:
         """Raise `SettingError` if the budget ends before the first branch is scored. Only the
         given prompts are counted, so a sufficient budget is never rejected."""
-        answers, reward = 1 + min(self.rollouts, 2), max_cost(self.reward)
+        answers = 1 + min(self.rollouts, 2)
         tokens = answers * self.sampling.max_tokens + sum(map(self.count, prompts))
-        needed = ReservedCost(answers + reward.calls, tokens + reward.tokens)
+        needed = ReservedCost(answers, tokens) + max_cost(self.reward)
         check_rollout(self.max_calls, self.max_tokens, needed)
 
     def _budgeted(self) -> BudgetedGenerator:
@@ -161,14 +159,12 @@ class TreeSearchRun:
 
     async def run(self) -> SearchResult:
         ended = await self._search()
-        root, budgeted = self.tree.root, self.budgeted
+        root = self.tree.root
         best = self.tree.best() or root
         assert best.answer is not None  # the budget allows one rollout
         prompt, reply = self.replies[best]
         record, shown = self.tree.record(root), tuple(self.tree.demonstrations(best))
-        tree = SearchTree(
-            record, best.steps, ended, budgeted.requests, budgeted.calls, budgeted.usage
-        )
+        tree = self.budgeted.tree(record, best.steps, ended)
         return SearchResult(shown, prompt, reply, best.answer, tree)
 
     async def _search(self) -> Ended:
@@ -207,8 +203,7 @@ class TreeSearchRun:
         Its size fits the budget by the cost of earlier branches; otherwise the search could start
         all branches and finish no branch.
         """
-        prices = self.price.values()
-        price = ReservedCost(sum(one.calls for one in prices), sum(one.tokens for one in prices))
+        price = sum(self.price.values(), ReservedCost())
         size = min(limit, self.how.parallel, max(1, self.budgeted.room(price)))
         chosen = [self.tree.sample() for _ in range(int(size))]
         return [leaf for leaf in chosen if leaf is not None]

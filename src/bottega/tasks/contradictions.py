@@ -6,10 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from bottega.errors import check_fraction
-from bottega.tasks.glyphs import NAMES, render_named_glyphs
+from bottega.tasks.glyphs import NAMES, Fact, fact_images, fact_passage, query_tags
 from bottega.tasks.task import (
     RELATIONS,
     RandomSources,
@@ -20,12 +18,9 @@ from bottega.tasks.task import (
     join_episodes,
     make_example,
     question,
-    statement,
-    to_images,
 )
 from bottega.types import Example
 
-Fact = tuple[str, str]  # a name and a relation
 Scores = dict[str, dict[str, float]]
 
 
@@ -65,14 +60,8 @@ class ContradictionTask:
         things = iter([word for word in words if word not in NAMES])
         stated = {fact: [next(things) for _ in range(self.passages)] for fact in facts}
         passages = [
-            make_example(
-                _passage_id(episode, (name, relation), index),
-                statement(sources.words, relation, name, thing),
-                "",
-                None,
-                tags={"episode": episode, "name": name, "relation": relation},
-            )
-            for (name, relation), versions in stated.items()
+            fact_passage(sources.words, _passage_id(episode, fact, index), episode, fact, thing)
+            for fact, versions in stated.items()
             for index, thing in enumerate(versions)
         ]
         return passages, self._queries(sources, episode, stated, scores)
@@ -86,22 +75,14 @@ class ContradictionTask:
     ) -> list[Example]:
         rng = sources.words
         facts = rng.choices(list(stated), k=self.queries)
-        names = torch.tensor([NAMES.index(name) for name, _ in facts])
-        images = to_images(render_named_glyphs(sources.images, names))
+        images = fact_images(sources.images, facts)
         items = []
         for number, (fact, image) in enumerate(zip(facts, images, strict=True)):
             id, right = f"contradictions-{episode}-asked-{number}", rng.randrange(self.passages)
             scored = contradictory_scores(rng, right, self.passages, self.reliability)
             scores[id] = {_passage_id(episode, fact, i): one for i, one in enumerate(scored)}
-            name, relation = fact
-            tags = {
-                "episode": episode,
-                "name": name,
-                "relation": relation,
-                "topic": relation,
-                "passage": _passage_id(episode, fact, right),
-            }
-            text, answer = question(rng, relation), stated[fact][right]
+            tags = query_tags(episode, fact, _passage_id(episode, fact, right))
+            text, answer = question(rng, fact[1]), stated[fact][right]
             items.append(make_example(id, text, answer, image, tags=tags))
         return items
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,6 +39,7 @@ from bottega.tasks.task import (
 )
 from bottega.types import Example
 
+Fact = tuple[str, str]  # a name and a relation
 NAMES = (
     "babra", "cedol", "dimar", "fosin", "gulet", "hapok", "jirun", "kelba",
     "lomid", "mupar", "nasik", "pelod", "quvin", "ratem", "sobil", "tukan",
@@ -153,41 +155,48 @@ class FactTask:
         things = iter([word for word in words if word not in NAMES])
         facts = {(name, relation): next(things) for name in NAMES for relation in RELATIONS}
         passages = [
-            make_example(
-                _passage_id(episode, name, relation),
-                statement(sources.words, relation, name, thing),
-                "",
-                None,
-                tags={"episode": episode, "name": name, "relation": relation},
-            )
-            for (name, relation), thing in facts.items()
+            fact_passage(sources.words, _passage_id(episode, fact), episode, fact, thing)
+            for fact, thing in facts.items()
         ]
         return passages, self._queries(sources, episode, facts)
 
     def _queries(
-        self, sources: RandomSources, episode: str, facts: Mapping[tuple[str, str], str]
+        self, sources: RandomSources, episode: str, facts: Mapping[Fact, str]
     ) -> list[Example]:
         rng = sources.words
-        topics = rng.choices(list(facts), k=self.queries)
-        names = torch.tensor([NAMES.index(name) for name, _ in topics])
-        images = to_images(render_named_glyphs(sources.images, names))
+        asked = rng.choices(list(facts), k=self.queries)
+        images = fact_images(sources.images, asked)
         return [
             make_example(
                 f"facts-{episode}-asked-{index}",
-                question(rng, relation),
-                facts[name, relation],
+                question(rng, fact[1]),
+                facts[fact],
                 image,
-                tags={
-                    "episode": episode,
-                    "name": name,
-                    "relation": relation,
-                    "topic": relation,
-                    "passage": _passage_id(episode, name, relation),
-                },
+                tags=query_tags(episode, fact, _passage_id(episode, fact)),
             )
-            for index, ((name, relation), image) in enumerate(zip(topics, images, strict=True))
+            for index, (fact, image) in enumerate(zip(asked, images, strict=True))
         ]
 
 
-def _passage_id(episode: str, name: str, relation: str) -> str:
-    return f"facts-{episode}-{name}-{relation}"
+def fact_passage(rng: random.Random, id: str, episode: str, fact: Fact, thing: str) -> Example:
+    """Return the passage that states a fact."""
+    name, relation = fact
+    tags = {"episode": episode, "name": name, "relation": relation}
+    return make_example(id, statement(rng, relation, name, thing), "", None, tags=tags)
+
+
+def fact_images(rng: torch.Generator, facts: Sequence[Fact]) -> list[Image]:
+    """Return images of the names of facts."""
+    names = torch.tensor([NAMES.index(name) for name, _ in facts])
+    return to_images(render_named_glyphs(rng, names))
+
+
+def query_tags(episode: str, fact: Fact, passage: str) -> dict[str, str]:
+    """Return the tags of a question about a fact, which the `passage` answers."""
+    name, relation = fact
+    known = {"episode": episode, "name": name, "relation": relation}
+    return known | {"topic": relation, "passage": passage}
+
+
+def _passage_id(episode: str, fact: Fact) -> str:
+    return f"facts-{episode}-{'-'.join(fact)}"

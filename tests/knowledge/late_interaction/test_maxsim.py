@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
-from bottega.knowledge.late_interaction import SearchEffort, exact_scores
-from bottega.knowledge.late_interaction.maxsim import Positions
+from bottega.knowledge.late_interaction.maxsim import Positions, exact_scores
 from bottega.knowledge.late_interaction.quantization import (
     CodeScan,
     fitting_scale,
@@ -18,7 +17,7 @@ from bottega.knowledge.late_interaction.quantization import (
     quantize,
     train_centroids,
 )
-from bottega.knowledge.late_interaction.search import TokenCopies, nearest
+from bottega.knowledge.late_interaction.search import SearchEffort, TokenCopies, nearest
 from bottega.protocols import Vectors
 from tests.knowledge.late_interaction.data import documents, near
 

@@ -18,7 +18,7 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.okvqa import first_split
 from bottega.evaluation.benchmarks.tables import Downloads, Row, parse_rows, required
 from bottega.image import path_text
-from bottega.knowledge.loaders import load_passage_lines
+from bottega.knowledge.loaders.jsonl import load_passage_lines
 from bottega.types import Example, Query
 
 # Ids of the training corpus are below; the whole corpus has 168,306.

@@ -15,6 +15,7 @@ from typing import Any
 from markupsafe import Markup
 
 from bottega import __version__
+from bottega._util.durable_files import make_out_folder
 from bottega._util.progress import Stages, no_stages
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.evaluation.charts import Chart, by_cost, by_shots
@@ -225,8 +226,9 @@ def write_report(folders: Sequence[Path], out: Path, stages: Stages = no_stages)
         *(f.benchmark for f in found),
     ]
     title = f"Report: {', '.join(dict.fromkeys(names))}"
-    made = f"Created {_now()} by bottega {__version__} from {_sources(runs)}"
-    _make(out)
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    made = f"Created {now} by bottega {__version__} from {_sources(runs)}"
+    make_out_folder(out)
     markdown = [as_markdown(found, title=title, made=made), *map(streams_as_markdown, streams)]
     texts = {
         PAGE: render(found, streams, title=title, made=made),
@@ -269,19 +271,6 @@ def _sources(runs: dict[str, StoredRun]) -> str:
     return f"the folder{'s' * (len(runs) > 1)} {', '.join(runs)}"
 
 
-def _make(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingError(
-            f"{out} cannot be created: {error.strerror}", hint="set another --out folder"
-        ) from error
-
-
 def _written(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8", errors="replace", newline="\n")
     return path
-
-
-def _now() -> str:
-    return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"

@@ -156,7 +156,7 @@ def _by_share(
             named.setdefault(point.curve, []).append(_point(share, estimate, text))
     styles = list(dict.fromkeys(point.curve for point in points))  # the same in all figures
     return tuple(
-        Series(name, tuple(sorted(some, key=_x)), style=styles.index(name))
+        Series(name, tuple(sorted(some, key=lambda point: point.x)), style=styles.index(name))
         for name, some in named.items()
     )
 
@@ -201,10 +201,6 @@ def _so_far(name: str, results: Sequence[StreamResult], end: int) -> Point:
 
 def _point(x: float, estimate: Estimate, text: str) -> Point:
     return Point(x, estimate.value, estimate.low, estimate.high, text)
-
-
-def _x(point: Point) -> float:
-    return point.x
 
 
 def _text(estimate: Estimate) -> str:

@@ -18,12 +18,12 @@ from bottega._util.photographs import is_photograph
 from bottega.bundled import (
     CLASS_FEATURES,
     PHOTO_FEATURES,
-    PHOTOS,
     TOKEN_CONCEPTS,
     TOKEN_IDENTITY,
     bundled_folder,
 )
 from bottega.bundled.efficientnet import fuse
+from bottega.bundled.photo_model import PHOTOS
 from bottega.errors import EmbeddingError
 from bottega.image import Image
 from bottega.knowledge.embedders.pixels import unit_images

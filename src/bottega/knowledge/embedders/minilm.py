@@ -48,10 +48,6 @@ def minilm_folder() -> Path:
     return folder
 
 
-def is_installed() -> bool:
-    return find_spec(MODULE) is not None
-
-
 def _archive() -> Path:
     if (found := _found_archive()) is None:
         raise SettingError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from bottega.bundled import PHOTOS, PHOTOS_LITE2
+from bottega.bundled.photo_model import PHOTOS, PHOTOS_LITE2
 from bottega.errors import SettingError
 from bottega.knowledge.embedders.bundled_tower import (
     PhotographDispatchEmbedder,
