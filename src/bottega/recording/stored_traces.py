@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import orjson
 
@@ -17,14 +17,13 @@ from bottega.types import (
     Candidate,
     Completion,
     Compression,
+    Ended,
     Role,
     SearchNode,
     SearchTree,
     Trace,
     Usage,
 )
-
-Ended = Literal["rollouts", "agreement", "exhausted", "budget"]
 
 
 @dataclass(frozen=True)

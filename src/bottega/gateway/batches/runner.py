@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,12 +23,11 @@ from bottega.gateway.batches.store import BatchStore
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import MB, BatchSettings
 from bottega.gateway.errors import CLOSING, to_api_error
-from bottega.gateway.ports import ANONYMOUS, RequestRecord
+from bottega.gateway.ports import ANONYMOUS, ReadBody, RequestRecord
 from bottega.openai_api.errors import ApiError
 
 log = logging.getLogger(__name__)
 
-ReadBody = Callable[[], Awaitable[bytes]]
 LOCK = "batches.lock"
 DAY, HOUR = 86_400.0, 3600.0
 POLL_SECONDS = 1.0
