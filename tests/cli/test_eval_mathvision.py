@@ -203,11 +203,12 @@ def test_failed_requests_are_excluded_and_repeated(
     with_short_timeout = partial(
         OpenAIGenerator, timeout=0.5, retries=RetryPolicy(2, sleep=no_sleep)
     )
-    monkeypatch.setattr(naming, "OpenAIGenerator", with_short_timeout)
     options = evaluation(benchmark, "--limit", 12)
     assert run(*options, "--json", "complete.json").code == 0
     reasoner.failing = 0.06
-    done = run(*options, "--out", "kept", "--json", "kept.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(naming, "OpenAIGenerator", with_short_timeout)
+        done = run(*options, "--out", "kept", "--json", "kept.json")
     assert done.code == 1
     assert len(reasoner.failure_kinds) > 1
     rows, kept = results("kept.json"), answers(Path("kept"))
