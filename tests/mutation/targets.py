@@ -53,7 +53,8 @@ TARGETS = (
     Target("_util/outage", "_util/test_outage gateway/test_ledger gateway/test_accounts"),
     Target(
         "_util/sqlite _util/sql_tables _util/store_kind",
-        "gateway/test_ledger gateway/test_accounts knowledge/test_rows _util/test_store_kind",
+        "gateway/test_ledger gateway/test_accounts knowledge/test_rows _util/test_store_kind"
+        " evaluation/test_committer",
     ),
     # Statistics.
     Target(

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hints
 
 from bottega._util.postgres import PostgresKind, PostgresPool
 from bottega._util.postgres_database import PostgresDatabase
-from bottega._util.sqlite import FileKind
+from bottega._util.sqlite import FileKind, transaction
 from bottega.image import path_text
 
 SqlRow = tuple[Any, ...]
@@ -72,8 +72,8 @@ class Column:
 
 class TableSchema:
     """Table whose columns are the fields of a dataclass, with the same names and order. A field
-    `Annotated[T, clean]` is stored as `clean(value)`. The column of a tuple is text, and the caller
-    converts its value."""
+    `Annotated[T, clean]` is stored as `clean(value)`. The column of any other type is text, to
+    which `clean` or the caller converts the value."""
 
     def __init__(self, name: str, row_type: type) -> None:
         hints = get_type_hints(row_type, include_extras=True)
@@ -113,7 +113,7 @@ def _column(name: str, hint: Any) -> Column:
     alternatives = [one for one in get_args(hint) if one is not type(None)]
     is_nullable = type(None) in get_args(hint)
     kind = alternatives[0] if is_nullable else hint
-    if get_origin(kind) in (Literal, tuple):
+    if kind not in SQLITE.types:
         kind = str
     return Column(name, kind, is_nullable, clean)
 
@@ -167,16 +167,9 @@ class FileTables:
 
     def write(self, statements: Sequence[Statement]) -> list[SqlRow]:
         rows: list[SqlRow] = []
-        with self._lock, self._kind.translated(self.name):
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                for statement, values in statements:
-                    rows = self._connection.execute(statement, values).fetchall()
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:  # a full disk has rolled back already
-                    self._connection.execute("ROLLBACK")
-                raise
+        with self._lock, self._kind.translated(self.name), transaction(self._connection):
+            for statement, values in statements:
+                rows = self._connection.execute(statement, values).fetchall()
         return rows
 
     def close(self) -> None:

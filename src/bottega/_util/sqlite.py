@@ -119,19 +119,18 @@ class FileKind(StoreKind):
 
     def _upgrade(self, connection: sqlite3.Connection, path: str) -> None:
         _write_ahead(connection)
-        connection.execute("BEGIN IMMEDIATE")
-        # Read again under the write lock: another process may have migrated meanwhile.
-        found = self._checked_version(connection, path)
-        for migration in self.migrations[found:]:
-            for statement in _statements(migration):
-                connection.execute(statement)
-        if not found:
-            connection.execute("CREATE TABLE bottega_schema (digest TEXT NOT NULL)")
-            connection.execute("INSERT INTO bottega_schema VALUES ('')")
-        connection.execute("UPDATE bottega_schema SET digest = ?", (self.digest(self.version),))
-        connection.execute(f"PRAGMA application_id = {self.application_id}")
-        connection.execute(f"PRAGMA user_version = {self.version}")
-        connection.execute("COMMIT")
+        with transaction(connection):
+            # Read again under the write lock: another process may have migrated meanwhile.
+            found = self._checked_version(connection, path)
+            for migration in self.migrations[found:]:
+                for statement in _statements(migration):
+                    connection.execute(statement)
+            if not found:
+                connection.execute("CREATE TABLE bottega_schema (digest TEXT NOT NULL)")
+                connection.execute("INSERT INTO bottega_schema VALUES ('')")
+            connection.execute("UPDATE bottega_schema SET digest = ?", (self.digest(self.version),))
+            connection.execute(f"PRAGMA application_id = {self.application_id}")
+            connection.execute(f"PRAGMA user_version = {self.version}")
 
     def _checked_version(self, connection: sqlite3.Connection, path: str) -> int:
         """Return the version of the file, 0 for a new one. Raises `StoreError` as `check`."""
@@ -239,6 +238,20 @@ def application_id(path: Path) -> int:
             return 0
     with ANY_FILE.connected(path, create=False, busy_seconds=1.0) as connection:
         return int(connection.execute("PRAGMA application_id").fetchone()[0])
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Take the write lock, and commit at the end of the block, or roll back after an error. A read
+    lock that becomes a write lock would not wait for other writers."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # SQLite has rolled back already on a full disk
+            connection.execute("ROLLBACK")
+        raise
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,7 +15,7 @@ import orjson
 from bottega._util.batch_writer import BatchWriter
 from bottega._util.durable_files import is_locked, lock_file
 from bottega._util.identity import image_hashes
-from bottega._util.sqlite import FileKind
+from bottega._util.sqlite import FileKind, transaction
 from bottega.errors import BottegaError, SettingError, StoreError
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.metrics.metric import Metric
@@ -64,15 +64,9 @@ class Committer:
     def _commit(self, writes: list[Write]) -> list[None]:
         if self._connection is None:
             self._connection = self._connect()
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(self._connection):
             for write in writes:
                 write(self._connection)
-            self._connection.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):  # SQLite has rolled back already
-                self._connection.execute("ROLLBACK")
-            raise
         return [None] * len(writes)
 
 
@@ -225,8 +219,7 @@ class RunStore(AnswerStore):
             scores = json_text([metric.score(item, stored_answer) for metric in metrics])
             if scores != before:
                 changed.append((scores, method, shots, index))
-        with RUN_FILE.translated(str(self.path)), self._connection as connection:
-            connection.execute("BEGIN IMMEDIATE")
+        with self._transaction() as connection:
             connection.executemany(
                 "UPDATE answers SET scores = ? WHERE (method, shots, place) = (?, ?, ?)", changed
             )
@@ -312,14 +305,18 @@ class RunStore(AnswerStore):
         """Store a value of the run and return the text of the one before. It is no setting: it may
         change."""
         before = self._read("SELECT value FROM settings WHERE name = ?", name)
-        with RUN_FILE.translated(str(self.path)), self._connection as connection:
-            connection.execute("BEGIN IMMEDIATE")
+        with self._transaction() as connection:
             connection.execute("REPLACE INTO settings VALUES (?, ?)", (name, json_text(value)))
         return str(orjson.loads(before[0][0])) if before else None
 
     async def _write(self, write: Write) -> None:
         with RUN_FILE.translated(str(self.path)):
             await self._committer.write(write)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with RUN_FILE.translated(str(self.path)), transaction(self._connection) as connection:
+            yield connection
 
     def _read(self, statement: str, *values: object) -> list[Any]:
         with RUN_FILE.translated(str(self.path)):
@@ -337,8 +334,7 @@ class RunStore(AnswerStore):
             )
         if found:
             return
-        with RUN_FILE.translated(str(self.path)), self._connection as connection:
-            connection.execute("BEGIN IMMEDIATE")
+        with self._transaction() as connection:
             connection.executemany("INSERT INTO settings VALUES (?, ?)", wanted.items())
             rows = (_item(index, item) for index, item in enumerate(items))
             connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)", rows)

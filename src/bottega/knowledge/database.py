@@ -122,17 +122,12 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._writing, KNOWLEDGE_BASE.translated(self.name):
-            # Takes the write lock now: a read lock that becomes a write lock does not wait.
-            self._writer.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._writer
-                self._writer.execute("COMMIT")
-            except BaseException:
-                # On a full disk, SQLite has already rolled back.
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
-                raise
+        with (
+            self._writing,
+            KNOWLEDGE_BASE.translated(self.name),
+            sqlite.transaction(self._writer) as connection,
+        ):
+            yield connection
 
     @contextmanager
     def decoding(self) -> Iterator[None]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+import orjson
 
 Status = Literal[
     "validating",
@@ -23,6 +25,10 @@ COMPLETION_WINDOW = "24h"
 TIMES: tuple[Status, ...] = (
     *("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"),
 )
+
+
+def _json_text(value: object) -> str:
+    return orjson.dumps(value).decode()
 
 
 @dataclass(frozen=True)
@@ -76,9 +82,9 @@ class Batch:
     status: Status
     created: float
     expires: float
-    metadata: Mapping[str, str] | None = None
-    times: Mapping[str, float] = field(default_factory=dict)
-    errors: Sequence[LineError] = ()
+    metadata: Annotated[Mapping[str, str] | None, _json_text] = None
+    times: Annotated[Mapping[str, float], _json_text] = field(default_factory=dict)
+    errors: Annotated[Sequence[LineError], _json_text] = ()
     total: int = 0
     completed: int = 0
     failed: int = 0

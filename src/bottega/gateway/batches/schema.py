@@ -1,58 +1,28 @@
-"""Tables of batches.db."""
+"""Tables of batches.db. The fields of `StoredFile` and `Batch` declare their columns."""
 
 from __future__ import annotations
 
+from bottega._util.sql_tables import SQLITE, TableSchema
 from bottega._util.sqlite import FileKind
+from bottega.gateway.batches.records import Batch, StoredFile
 
-BATCHES_DB = FileKind(
-    "batch store",
-    application_id=0x42746274,  # "Btbt"
-    migrations=(
-        """
-        CREATE TABLE files (
-            number INTEGER PRIMARY KEY AUTOINCREMENT,
-            id TEXT NOT NULL UNIQUE,
-            account TEXT NOT NULL,
-            filename TEXT NOT NULL,
-            purpose TEXT NOT NULL,
-            size INTEGER NOT NULL,
-            created REAL NOT NULL,
-            expires REAL NOT NULL
-        );
-        CREATE INDEX files_by_account ON files (account, number);
-        CREATE TABLE batches (
-            number INTEGER PRIMARY KEY AUTOINCREMENT,
-            id TEXT NOT NULL UNIQUE,
-            account TEXT NOT NULL,
-            endpoint TEXT NOT NULL,
-            input_file TEXT NOT NULL,
-            status TEXT NOT NULL,
-            created REAL NOT NULL,
-            expires REAL NOT NULL,
-            metadata TEXT NOT NULL,
-            times TEXT NOT NULL,
-            errors TEXT NOT NULL,
-            total INTEGER NOT NULL,
-            completed INTEGER NOT NULL,
-            failed INTEGER NOT NULL,
-            output_file TEXT,
-            error_file TEXT
-        );
-        CREATE INDEX batches_by_account ON batches (account, number);
-        CREATE INDEX batches_by_status ON batches (status);
-        CREATE TABLE results (
-            batch TEXT NOT NULL,
-            line INTEGER NOT NULL,
-            failed INTEGER NOT NULL,
-            payload BLOB NOT NULL,
-            PRIMARY KEY (batch, line)
-        );
-        CREATE INDEX results_by_outcome ON results (batch, failed);
-        """,
-    ),
-)
-FILE_COLUMNS = "id, account, filename, purpose, size, created, expires"
-BATCH_COLUMNS = (
-    "id, account, endpoint, input_file, status, created, expires, metadata, times, errors, total,"
-    " completed, failed, output_file, error_file"
-)
+FILES = TableSchema("files", StoredFile)
+BATCHES = TableSchema("batches", Batch)
+# Rows are listed in the order of their insertion.
+NUMBERED = "number INTEGER PRIMARY KEY AUTOINCREMENT, UNIQUE (id)"
+TABLES = f"""
+{FILES.create(SQLITE, more=NUMBERED)}
+CREATE INDEX files_by_account ON files (account, number);
+{BATCHES.create(SQLITE, more=NUMBERED)}
+CREATE INDEX batches_by_account ON batches (account, number);
+CREATE INDEX batches_by_status ON batches (status);
+CREATE TABLE results (
+    batch TEXT NOT NULL,
+    line INTEGER NOT NULL,
+    failed INTEGER NOT NULL,
+    payload BLOB NOT NULL,
+    PRIMARY KEY (batch, line)
+);
+CREATE INDEX results_by_outcome ON results (batch, failed);
+"""
+BATCHES_DB = FileKind("batch store", (TABLES,), application_id=0x42746274)  # "Btbt"

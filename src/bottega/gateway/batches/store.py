@@ -15,6 +15,8 @@ from typing import IO
 import orjson
 
 from bottega._util.durable_files import os_errors, replacement
+from bottega._util.sql_tables import TableSchema
+from bottega._util.sqlite import transaction
 from bottega.gateway.accounting.row_types import storable_text
 from bottega.gateway.batches.records import (
     UNFINISHED,
@@ -23,7 +25,7 @@ from bottega.gateway.batches.records import (
     Status,
     StoredFile,
 )
-from bottega.gateway.batches.schema import BATCH_COLUMNS, BATCHES_DB, FILE_COLUMNS
+from bottega.gateway.batches.schema import BATCHES, BATCHES_DB, FILES
 from bottega.openai_api.errors import ApiError
 
 FILE, FOLDER = "batches.db", "files"
@@ -79,7 +81,7 @@ class BatchStore:
 
     def file(self, account: str, id: str) -> StoredFile:
         rows = self._read(
-            f"SELECT {FILE_COLUMNS} FROM files WHERE id = ? AND account = ? AND expires > ?",
+            f"SELECT {FILES.column_list} FROM files WHERE id = ? AND account = ? AND expires > ?",
             *(storable_text(id), account, self._clock()),
         )
         if not rows:
@@ -93,7 +95,7 @@ class BatchStore:
         where, values = "expires > ?", list[object]([self._clock()])
         if purpose is not None:
             where, values = f"{where} AND purpose = ?", [*values, storable_text(purpose)]
-        rows = self._page("files", FILE_COLUMNS, account, after, limit, ascending, where, values)
+        rows = self._page(FILES, account, after, limit, ascending, where, values)
         return [StoredFile(*row) for row in rows[:limit]], len(rows) > limit
 
     def delete_file(self, account: str, id: str) -> None:
@@ -141,12 +143,8 @@ class BatchStore:
             ).fetchone()
             if is_kept and unfinished < limit:
                 connection.execute(
-                    f"INSERT INTO batches ({BATCH_COLUMNS})"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, '{}', '[]', 0, 0, 0, NULL, NULL)",
-                    (
-                        *(id, account, endpoint, file.id, batch.status, now, expires),
-                        orjson.dumps(metadata).decode(),
-                    ),
+                    f"INSERT INTO batches ({BATCHES.column_list}) VALUES ({BATCHES.placeholders})",
+                    BATCHES.row(batch),
                 )
         if not is_kept:
             raise _unknown("file", file.id)
@@ -163,7 +161,7 @@ class BatchStore:
 
     def batch(self, account: str, id: str) -> Batch:
         rows = self._read(
-            f"SELECT {BATCH_COLUMNS} FROM batches WHERE id = ? AND account = ?",
+            f"SELECT {BATCHES.column_list} FROM batches WHERE id = ? AND account = ?",
             *(storable_text(id), account),
         )
         if not rows:
@@ -172,7 +170,7 @@ class BatchStore:
 
     def batches(self, account: str, *, after: str | None, limit: int) -> tuple[list[Batch], bool]:
         """Return a page of batches, the newest first, and whether there are more."""
-        rows = self._page("batches", BATCH_COLUMNS, account, after, limit, False, "1", ())
+        rows = self._page(BATCHES, account, after, limit, False, "1", ())
         return [self._with_counts(_batch(row)) for row in rows[:limit]], len(rows) > limit
 
     def unfinished(self) -> list[Batch]:
@@ -180,7 +178,8 @@ class BatchStore:
         return [
             _batch(row)
             for row in self._read(
-                f"SELECT {BATCH_COLUMNS} FROM batches WHERE status IN {UNFINISHED} ORDER BY number"
+                f"SELECT {BATCHES.column_list} FROM batches WHERE status IN {UNFINISHED}"
+                " ORDER BY number"
             )
         ]
 
@@ -317,8 +316,7 @@ class BatchStore:
 
     def _page(
         self,
-        table: str,
-        columns: str,
+        table: TableSchema,
         account: str,
         after: str | None,
         limit: int,
@@ -330,11 +328,13 @@ class BatchStore:
         one."""
         if after is not None:
             sign = ">" if ascending else "<"
-            where += f" AND number {sign} (SELECT number FROM {table} WHERE id = ? AND account = ?)"
+            where += (
+                f" AND number {sign} (SELECT number FROM {table.name} WHERE id = ? AND account = ?)"
+            )
             values = [*values, storable_text(after), account]
         order = "ASC" if ascending else "DESC"
         return self._read(
-            f"SELECT {columns} FROM {table} WHERE account = ? AND {where}"
+            f"SELECT {table.column_list} FROM {table.name} WHERE account = ? AND {where}"
             f" ORDER BY number {order} LIMIT ?",
             *(account, *values, limit + 1),
         )
@@ -345,16 +345,12 @@ class BatchStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, BATCHES_DB.translated(self._name):
-            connection = self._connection()
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:  # a full disk has rolled back already
-                    connection.execute("ROLLBACK")
-                raise
+        with (
+            self._lock,
+            BATCHES_DB.translated(self._name),
+            transaction(self._connection()) as connection,
+        ):
+            yield connection
 
 
 def storage_full(limit: int) -> ApiError:
@@ -368,8 +364,8 @@ def storage_full(limit: int) -> ApiError:
 
 def _insert_file(connection: sqlite3.Connection, file: StoredFile) -> None:
     connection.execute(
-        f"INSERT OR REPLACE INTO files ({FILE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        tuple(vars(file).values()),
+        f"INSERT OR REPLACE INTO files ({FILES.column_list}) VALUES ({FILES.placeholders})",
+        FILES.row(file),
     )
 
 
