@@ -13,7 +13,7 @@ from typing import IO, Any
 import orjson
 
 from bottega._util.batch_writer import BatchWriter
-from bottega._util.durable_files import is_locked, lock_file
+from bottega._util.durable_files import is_locked, lock_file, make_out_folder
 from bottega._util.identity import image_hashes
 from bottega._util.sqlite import FileKind, transaction
 from bottega.errors import BottegaError, SettingError, StoreError
@@ -184,7 +184,8 @@ class RunStore(AnswerStore):
         `settings` are those on which the answers depend. Raises `SettingError` if the folder holds
         a run with different ones.
         """
-        store = cls(_file_in(folder))
+        make_out_folder(folder)
+        store = cls(folder / FILE)
         try:
             store._begin(settings, items)
         except BaseException:
@@ -389,16 +390,6 @@ def _lock(path: Path) -> IO[bytes]:
             hint="wait for it, or set another --out folder",
         )
     return lock
-
-
-def _file_in(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingError(
-            f"{folder} cannot be created: {error.strerror}", hint="set another --out folder"
-        ) from error
-    return folder / FILE
 
 
 def _item(index: int, item: Example) -> tuple[object, ...]:

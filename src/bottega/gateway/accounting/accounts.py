@@ -41,6 +41,7 @@ READ = (
     f"SELECT {', '.join(DIGESTS)}, {ACCOUNTS.column_list} FROM gateway_accounts"
     " ORDER BY created, id"
 )
+REVOKE = "UPDATE gateway_accounts SET revoked = coalesce(revoked, ?2) WHERE id = ?1"
 # Rows are only added, changed and revoked, so these four numbers identify their state.
 STAMP = (
     "SELECT count(*), count(revoked), coalesce(sum(revoked), 0.0), sum(changes)"
@@ -65,55 +66,6 @@ class StoredAccount:
     previous_until: float = 0.0
 
 
-class AccountRows:
-    """Rows of accounts and their namespaces. Methods block, raise `StoreError`, and must not be
-    called concurrently."""
-
-    def __init__(self, tables: SqlTables) -> None:
-        self._tables = tables
-        self._stamp: SqlRow = ()
-
-    def insert(self, account: Account, digest: bytes) -> None:
-        row = {**_row(vars(account)), "digest": digest}
-        marks = placeholders(len(row))
-        statement = f"INSERT INTO gateway_accounts ({', '.join(row)}) VALUES ({marks})"
-        self._tables.write([(statement, tuple(row.values()))])
-
-    def revoke(self, id: str, moment: float) -> None:
-        self._tables.execute(
-            "UPDATE gateway_accounts SET revoked = coalesce(revoked, ?2) WHERE id = ?1", id, moment
-        )
-
-    def update(self, id: str, row: Mapping[str, object]) -> None:
-        changes = ", ".join(f"{name} = ?{number}" for number, name in enumerate(row, 2))
-        self._tables.execute(
-            f"UPDATE gateway_accounts SET {changes}, changes = changes + 1 WHERE id = ?1",
-            id,
-            *row.values(),
-        )
-
-    def claim(self, id: str, namespace: str, limit: int) -> bool:
-        # Lock the account's row first: concurrent claims must see each other's insertions.
-        lock = f"SELECT 1 FROM gateway_accounts WHERE id = ?1{self._tables.dialect.for_update}"
-        claim = (CLAIM, (id, namespace, limit))
-        return bool(self._tables.write([(lock, (id,)), claim, (CLAIMED, (id, namespace))]))
-
-    def read_if_changed(self) -> list[StoredAccount] | None:
-        """Return all accounts, the oldest first; None if nothing has changed since the last
-        call."""
-        (stamp,) = self._tables.execute(STAMP)
-        if stamp == self._stamp:
-            return None
-        rows = self._tables.execute(READ)
-        with GATEWAY_DB.reading(self._tables.name):
-            found = [_stored_account(*row) for row in rows]
-        self._stamp = stamp  # only after a complete read: the next call repeats one that failed
-        return found
-
-    def close(self) -> None:
-        self._tables.close()
-
-
 class Accounts:
     """Accounts in gateway.db, or in PostgreSQL if `location` is a URL. A key is 256 random bits;
     only its SHA-256 is stored, so it cannot be shown again. `authenticate`, `find`, `sign_in` and
@@ -121,7 +73,8 @@ class Accounts:
     process, until `close`. All other methods block and raise `StoreError`."""
 
     def __init__(self, location: str | Path, *, create: bool = True) -> None:
-        self._rows = AccountRows(open_tables(location, create=create))
+        self._tables: SqlTables = open_tables(location, create=create)
+        self._stamp: SqlRow = ()
         self._lock = threading.Lock()
         self._accounts: Mapping[str, StoredAccount] = {}
         self._outage = OutageLog(log)
@@ -132,7 +85,7 @@ class Accounts:
         try:
             self._refresh()
         except BaseException:
-            self._rows.close()
+            self._tables.close()
             raise
         self._thread.start()
 
@@ -208,8 +161,11 @@ class Accounts:
         )
         _check(account)
         secret = secrets.token_hex(32)
+        row = {**_row(vars(account)), "digest": sha256(secret.encode()).digest()}
+        columns, marks = ", ".join(row), placeholders(len(row))
+        insert = f"INSERT INTO gateway_accounts ({columns}) VALUES ({marks})"
         with self._lock:
-            self._rows.insert(account, sha256(secret.encode()).digest())
+            self._tables.write([(insert, tuple(row.values()))])
         self._refresh()
         return account, f"sk-bottega-{account.id}-{secret}"
 
@@ -224,7 +180,7 @@ class Accounts:
         if found := TOKEN.fullmatch(id):
             id = found[1]
         with self._lock:
-            self._rows.revoke(id, time.time())
+            self._tables.execute(REVOKE, id, time.time())
         return self._stored(id).account
 
     def update(self, id: str, **settings: Any) -> Account:
@@ -236,10 +192,7 @@ class Accounts:
         _check(account)
         if not settings:
             return account
-        row = _row({name: getattr(account, name) for name in settings})
-        with self._lock:
-            self._rows.update(id, row)
-        self._refresh()
+        self._update(id, _row({name: getattr(account, name) for name in settings}))
         return self._stored(id).account
 
     def rotate(self, id: str, *, keep_seconds: float = 0.0) -> tuple[Account, str]:
@@ -256,10 +209,15 @@ class Accounts:
             raise SettingError("the key is revoked", hint="add another key")
         secret = secrets.token_hex(32)
         values = (sha256(secret.encode()).digest(), old.digest, time.time() + keep_seconds)
-        with self._lock:
-            self._rows.update(id, dict(zip(DIGESTS, values, strict=True)))
-        self._refresh()
+        self._update(id, dict(zip(DIGESTS, values, strict=True)))
         return old.account, f"sk-bottega-{id}-{secret}"
+
+    def _update(self, id: str, row: Mapping[str, object]) -> None:
+        changes = ", ".join(f"{name} = ?{number}" for number, name in enumerate(row, 2))
+        statement = f"UPDATE gateway_accounts SET {changes}, changes = changes + 1 WHERE id = ?1"
+        with self._lock:
+            self._tables.execute(statement, id, *row.values())
+        self._refresh()
 
     def _stored(self, id: str) -> StoredAccount:
         self._refresh()
@@ -270,14 +228,17 @@ class Accounts:
     def claim_namespace(self, id: str, namespace: str, limit: int) -> bool:
         """Record that the key uses this namespace. Return False if it has already used `limit`
         other namespaces, in any process that shares the accounts."""
+        # Lock the account's row first: concurrent claims must see each other's insertions.
+        lock = f"SELECT 1 FROM gateway_accounts WHERE id = ?1{self._tables.dialect.for_update}"
+        claim = (CLAIM, (id, namespace, limit))
         with self._lock:
-            return self._rows.claim(id, namespace, limit)
+            return bool(self._tables.write([(lock, (id,)), claim, (CLAIMED, (id, namespace))]))
 
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
         with self._lock:
-            self._rows.close()
+            self._tables.close()
 
     def _refresh_loop(self) -> None:
         while not self._stop.wait(POLL_SECONDS):
@@ -293,10 +254,15 @@ class Accounts:
     def _refresh(self) -> None:
         """Read the accounts if they have changed."""
         with self._lock:
-            found = self._rows.read_if_changed()
-            if found is not None:
-                # One assignment: `authenticate` reads the mapping without the lock.
-                self._accounts = {stored.account.id: stored for stored in found}
+            (stamp,) = self._tables.execute(STAMP)
+            if stamp == self._stamp:
+                return
+            rows = self._tables.execute(READ)
+            with GATEWAY_DB.reading(self._tables.name):
+                found = [_stored_account(*row) for row in rows]
+            # One assignment: `authenticate` reads the mapping without the lock.
+            self._accounts = {stored.account.id: stored for stored in found}
+            self._stamp = stamp  # only after a complete read: the next call repeats one that failed
 
 
 def _signing_key(digest: bytes) -> bytes:
