@@ -45,5 +45,5 @@ async def test_gateway_serves_while_a_newer_version_migrates(
 
 
 async def migrate(database: str, *more: str) -> None:
-    newer = PostgresKind("gateway", (*GATEWAY_TABLES.migrations, *more))
+    newer = PostgresKind(GATEWAY_TABLES.name, (*GATEWAY_TABLES.migrations, *more))
     await (await PostgresPool.open(database, newer)).close()
