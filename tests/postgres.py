@@ -78,15 +78,20 @@ class PostgresServer:
         """Drop a schema and end its connections, which may hold locks."""
         assert self._shared is not None
         name = url.rpartition("=")[2].partition(",")[0]
+        self.end_connections(self._shared)
+        BACKGROUND_LOOP.run(_execute(self._shared, f"DROP SCHEMA {name} CASCADE"))
+
+    def end_connections(self, name: str) -> None:
+        """End the connections of other clients to the database of this address."""
+        database = name.rpartition("/")[2]
         BACKGROUND_LOOP.run(
             _execute(
-                self._shared,
+                self.url(database),
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid != pg_backend_pid()"
                 " AND backend_type = 'client backend'",
             )
         )
-        BACKGROUND_LOOP.run(_execute(self._shared, f"DROP SCHEMA {name} CASCADE"))
 
     def drop_database(self, url: str) -> None:
         """Drop a database before the operating system writes its files, which takes longer."""

@@ -95,6 +95,29 @@ def test_file_of_another_format_is_refused_unchanged(tmp_path: Path, name: str, 
     assert path.read_bytes() == before
 
 
+DAMAGES = (
+    "DELETE FROM bottega_schema",
+    "INSERT INTO bottega_schema VALUES ('0123')",
+    "UPDATE bottega_schema SET digest = 'a' || char(10) || 'b'",
+    "PRAGMA user_version = 0",
+    "PRAGMA user_version = -3",
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_file_with_a_damaged_schema_is_refused_unchanged(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "gateway.db"
+    Ledger(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(damage)
+        connection.commit()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=r"has schema .* of gateway database format") as caught:
+        Ledger(path)
+    assert "\n" not in str(caught.value) and GATEWAY_DB.digest(1) in str(caught.value)
+    assert path.read_bytes() == before
+
+
 DEVELOPMENT = (
     "DROP TABLE bottega_schemas",
     "CREATE TABLE bottega_migrations (kind text PRIMARY KEY, version integer NOT NULL)",

@@ -21,6 +21,7 @@ import pytest
 from bottega._util import postgres_database
 from bottega._util.postgres import POOL_SIZE, PostgresKind, PostgresPool
 from bottega._util.postgres_database import PostgresDatabase
+from bottega._util.sql_tables import DatabaseTables
 from tests.postgres import PostgresServer
 
 NUMBERS = PostgresKind("numbers", ("CREATE TABLE numbers (n integer)",))
@@ -187,3 +188,35 @@ def test_forked_process_has_connections_of_its_own(numbers: PostgresDatabase) ->
     other, rows = receiving.recv()
     assert (other != first, rows) == (True, 1)
     assert pid(numbers) == first
+
+
+@pytest.fixture
+def tables(database: str) -> Iterator[DatabaseTables]:
+    with closing(DatabaseTables(database, NUMBERS, answer_seconds=5.0)) as opened:
+        yield opened
+
+
+def test_reports_leave_connections_to_other_calls(tables: DatabaseTables) -> None:
+    """As many slow reports as a process has connections do not delay other calls."""
+    wait_for_lock = "SELECT 1 FROM pg_advisory_lock_shared(7)"
+    with ThreadPoolExecutor(POOL_SIZE) as threads:
+        with tables.database.lock(7) as is_held:
+            assert is_held
+            reports = [threads.submit(tables.report, wait_for_lock) for _ in range(POOL_SIZE)]
+            assert tables.execute("SELECT 2") == [(2,)]
+        assert [one.result() for one in reports] == [[(1,)]] * POOL_SIZE
+
+
+@pytest.mark.parametrize("name", ["execute", "report", "write"])
+def test_calls_after_a_lost_connection_connect_again(
+    tables: DatabaseTables, postgres: PostgresServer, name: str
+) -> None:
+    calls: dict[str, Callable[[], object]] = {
+        "execute": lambda: tables.execute("SELECT 1"),
+        "report": lambda: tables.report("SELECT 1"),
+        "write": lambda: tables.write([("SELECT 1", ())]),
+    }
+    assert calls[name]() == [(1,)]
+    postgres.end_connections(tables.name)
+    time.sleep(2 * postgres_database.IDLE_SECONDS)
+    assert calls[name]() == [(1,)]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from bottega._util.sql_tables import SQLITE
+from bottega._util.sql_tables import SQLITE, FileTables
 from bottega._util.sqlite import FileKind
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import Entry, State
@@ -139,3 +140,20 @@ def test_single_costs_are_read_by_an_index(ledger: Ledger) -> None:
     plan = ledger.read(f"EXPLAIN QUERY PLAN {statement}", '["a"]', "master", 0.0)
     index = "USING INDEX gateway_entries_by_tier (tier=? AND namespace=?"
     assert any(index in str(row[3]) for row in plan)
+
+
+def test_pruning_an_entry_does_not_read_all_sums(tmp_path: Path) -> None:
+    def steps(groups: int) -> int:
+        """Return the steps of SQLite's machine, in hundreds, to prune entries of many groups."""
+        count = [0]
+        with closing(Ledger(tmp_path / f"{groups}.db", clock=lambda: NOW)) as ledger:
+            for i in range(400):
+                ledger.record(Entry(5.0, str(i), "a", str(i % groups), "m", "m", "answered"))
+            ledger.flush()
+            tables = ledger._store.tables
+            assert isinstance(tables, FileTables)
+            tables._connection.set_progress_handler(lambda: count.append(0), 100)
+            assert ledger.prune(0.0) == 400
+        return len(count)
+
+    assert steps(200) < 2 * steps(1)

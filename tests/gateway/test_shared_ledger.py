@@ -272,6 +272,15 @@ async def test_rows_of_a_failed_write_wait_for_the_next_one(
     assert [one.levelname for one in caplog.records] == ["ERROR", "WARNING"]  # of one outage
 
 
+def test_account_that_no_database_stores_as_it_is_can_be_charged(ledger: Ledger) -> None:
+    ledger.with_budgets.add("a\ud800\0")
+    ledger.record(replace(entry(1, 0.5, "a\ud800\0"), time=NOW))
+    ledger.flush()
+    assert ledger._store.spent_since("", ["a\ud800\0"]) == {
+        ("2026-09", "a?\N{REPLACEMENT CHARACTER}"): 0.5
+    }
+
+
 def test_lost_rows_add_up(ledger: Ledger) -> None:
     for _ in range(2):
         ledger._rows.unsaved_lost = 3

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from bottega.errors import StoreError
 from bottega.recording import StoredNode, StoredTree, TraceStore, from_json, json_text, stored_trace
-from bottega.types import Ended
-from bottega.types import Answer, Candidate, Example, Query, SearchNode, SearchTree, Usage
+from bottega.types import Answer, Candidate, Ended, Example, Query, SearchNode, SearchTree, Usage
 from tests.builders import candidates, example, search_tree, searched, solid_image
 from tests.recording.test_traces import trace
 

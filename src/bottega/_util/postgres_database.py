@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 PoolWork = Callable[[PostgresPool], Coroutine[Any, Any, Result]]
 
-IDLE_SECONDS = 1.0
+IDLE_SECONDS = 0.05  # after which a session looks for a lost connection
 
 
 def _helper_threads() -> ThreadPoolExecutor:
@@ -85,13 +85,14 @@ async def _detect_lost_connections() -> None:
 
 
 class _SessionPool:
-    """Pool of the sessions of one database: at most `POOL_SIZE`, both idle and in use."""
+    """Pool of the sessions of one database: at most `size`, both idle and in use."""
 
-    def __init__(self, new_pool: Callable[[bool], PostgresPool]) -> None:
+    def __init__(self, new_pool: Callable[[bool], PostgresPool], size: int) -> None:
         self.users = 0
+        self._size = size
         self._new_pool, self._migrated = new_pool, False
         self._idle: list[_Session] = []
-        self._free = BoundedSemaphore(postgres.POOL_SIZE)
+        self._free = BoundedSemaphore(self._size)
         self._closed = False
 
     @contextmanager
@@ -128,7 +129,7 @@ class _SessionPool:
         """Start without sessions in a forked process. Those of its parent stay open there, so they
         must neither be closed nor collected here."""
         _PARENT_SESSIONS.extend(self._idle)
-        self._idle, self._free = [], BoundedSemaphore(postgres.POOL_SIZE)
+        self._idle, self._free = [], BoundedSemaphore(self._size)
 
     def _pop_idle(self) -> _Session | None:
         try:
@@ -138,7 +139,8 @@ class _SessionPool:
 
 
 _PARENT_SESSIONS: list[_Session] = []
-_SESSION_POOLS: dict[tuple[str, str, bool], _SessionPool] = {}  # by URL, kind, `create`
+# By URL, kind, `create` and `answer_seconds`.
+_SESSION_POOLS: dict[tuple[str, str, bool, float | None], _SessionPool] = {}
 _SESSION_POOLS_LOCK = Lock()
 
 
@@ -162,7 +164,8 @@ if hasattr(os, "register_at_fork"):
 
 class PostgresDatabase:
     """Handle for blocking callers to the tables of one kind. Handles of this process with the same
-    URL, kind and `create` share connections. The options are those of `PostgresPool`."""
+    URL, kind, `create` and `answer_seconds` share up to `size` connections. The options are those
+    of `PostgresPool`."""
 
     def __init__(
         self,
@@ -172,9 +175,10 @@ class PostgresDatabase:
         setup: Setup | None = None,
         answer_seconds: float | None = None,
         create: bool = True,
+        size: int = postgres.POOL_SIZE,
     ) -> None:
         self.name = postgres.display_url(url)
-        self._key = (url, kind.name, create)
+        self._key = (url, kind.name, create, answer_seconds)
         self._closed = False
         backoff = Backoff()
 
@@ -191,7 +195,7 @@ class PostgresDatabase:
             )
 
         with _SESSION_POOLS_LOCK:
-            self._sessions = _SESSION_POOLS.setdefault(self._key, _SessionPool(new_pool))
+            self._sessions = _SESSION_POOLS.setdefault(self._key, _SessionPool(new_pool, size))
             self._sessions.users += 1
 
     def run(self, work: PoolWork[Result]) -> Result:

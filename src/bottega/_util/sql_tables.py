@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from bottega._util.postgres import PostgresKind, PostgresPool
 from bottega._util.postgres_database import PostgresDatabase
 from bottega._util.sqlite import FileKind, transaction
 from bottega.image import path_text
 
+REPORT_SECONDS = 600.0
+REPORT_CONNECTIONS = 3
 SqlRow = tuple[Any, ...]
 Statement = tuple[str, Sequence[object]]
 
@@ -72,8 +74,8 @@ class Column:
 
 class TableSchema:
     """Table whose columns are the fields of a dataclass, with the same names and order. A field
-    `Annotated[T, clean]` is stored as `clean(value)`. The column of any other type is text, to
-    which `clean` or the caller converts the value."""
+    `Annotated[T, clean]` is stored as `clean(value)`, None as NULL. The column of any type but
+    those of `SqlDialect` is text, to which `clean` or the caller converts the value."""
 
     def __init__(self, name: str, row_type: type) -> None:
         hints = get_type_hints(row_type, include_extras=True)
@@ -87,8 +89,8 @@ class TableSchema:
 
     def row(self, one: object) -> SqlRow:
         """Return the columns of an instance."""
-        values = zip(self._cleaners, self._values(one), strict=True)
-        return tuple([value if clean is None else clean(value) for clean, value in values])
+        pairs = zip(self._cleaners, self._values(one), strict=True)
+        return tuple([v if c is None or v is None else c(v) for c, v in pairs])
 
     def create(self, dialect: SqlDialect, *, key: str = "", more: str = "") -> str:
         """Return the statement that creates the table. `key` are the columns of a primary key by
@@ -118,30 +120,8 @@ def _column(name: str, hint: Any) -> Column:
     return Column(name, kind, is_nullable, clean)
 
 
-class SqlTables(Protocol):
-    """Tables of one kind in a database. Methods block and raise `StoreError`."""
-
-    name: str
-    dialect: SqlDialect
-
-    def execute(self, statement: str, *values: object) -> list[SqlRow]:
-        """Run one statement and return its rows. It runs again after a lost connection, so a second
-        run must change nothing."""
-        ...
-
-    def report(self, statement: str, *values: object) -> list[SqlRow]:
-        """Return the rows of a long query, without delaying other callers."""
-        ...
-
-    def write(self, statements: Sequence[Statement]) -> list[SqlRow]:
-        """Run statements in one transaction, once. Return the rows of the last one."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class FileTables:
-    """Tables in an SQLite file."""
+    """Tables of one kind in an SQLite file. Methods block and raise `StoreError`."""
 
     dialect = SQLITE
 
@@ -155,10 +135,13 @@ class FileTables:
             self._connection = kind.open(path, create=create, busy_seconds=busy_seconds)
 
     def execute(self, statement: str, *values: object) -> list[SqlRow]:
+        """Run one statement and return its rows. In PostgreSQL it runs again after a lost
+        connection, so a second run must change nothing."""
         with self._lock, self._kind.translated(self.name):
             return self._connection.execute(statement, values).fetchall()
 
     def report(self, statement: str, *values: object) -> list[SqlRow]:
+        """Return the rows of a long query, without delaying other callers."""
         reader = FileTables(self._path, self._kind, create=False, busy_seconds=self._busy_seconds)
         try:
             return reader.execute(statement, *values)
@@ -166,6 +149,7 @@ class FileTables:
             reader.close()
 
     def write(self, statements: Sequence[Statement]) -> list[SqlRow]:
+        """Run statements in one transaction, once. Return the rows of the last one."""
         rows: list[SqlRow] = []
         with self._lock, self._kind.translated(self.name), transaction(self._connection):
             for statement, values in statements:
@@ -178,27 +162,24 @@ class FileTables:
 
 
 class DatabaseTables:
-    """Tables in PostgreSQL. A call other than `report` fails after `answer_seconds` without an
-    answer."""
+    """Tables in PostgreSQL, with the methods of `FileTables`. A call without an answer fails after
+    `answer_seconds`, a report after `REPORT_SECONDS`. Reports have connections of their own, since
+    many may run for long."""
 
     dialect = POSTGRES
 
     def __init__(self, url: str, kind: PostgresKind, *, answer_seconds: float) -> None:
         self.database = PostgresDatabase(url, kind, answer_seconds=answer_seconds)
+        self._reports = PostgresDatabase(
+            url, kind, answer_seconds=REPORT_SECONDS, size=REPORT_CONNECTIONS
+        )
         self.name = self.database.name
 
     def execute(self, statement: str, *values: object) -> list[SqlRow]:
         return [tuple(row) for row in self.database.read(postgres_statement(statement), *values)]
 
     def report(self, statement: str, *values: object) -> list[SqlRow]:
-        async def work(pool: PostgresPool) -> list[SqlRow]:
-            async with pool.connection(limited=False) as connection:
-                return [
-                    tuple(row)
-                    for row in await connection.fetch(postgres_statement(statement), *values)
-                ]
-
-        return self.database.run(work)
+        return [tuple(row) for row in self._reports.read(postgres_statement(statement), *values)]
 
     def write(self, statements: Sequence[Statement]) -> list[SqlRow]:
         async def work(pool: PostgresPool) -> list[SqlRow]:
@@ -214,6 +195,10 @@ class DatabaseTables:
 
     def close(self) -> None:
         self.database.close()
+        self._reports.close()
+
+
+SqlTables = FileTables | DatabaseTables
 
 
 def placeholders(count: int) -> str:

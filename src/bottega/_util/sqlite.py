@@ -145,12 +145,13 @@ class FileKind(StoreKind):
                 f"{path} is a SQLite file of another program, not a {self.name}",
                 hint="check the path, or choose a new file name",
             )
-        if not version:
+        if not (version or tables):
             return 0
         if not has_digest:
             self.check(path, version, None)  # raises
         version, digest = connection.execute(
-            "SELECT user_version, digest FROM pragma_user_version, bottega_schema"
+            "SELECT (SELECT user_version FROM pragma_user_version),"
+            " coalesce(group_concat(digest), '') FROM bottega_schema"  # one row, unless damaged
         ).fetchone()
         self.check(path, version, digest)
         return int(version)

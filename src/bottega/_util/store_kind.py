@@ -55,8 +55,10 @@ class StoreKind:
                 f" up to {self.version}",
                 hint=f"pip install --upgrade {DISTRIBUTION}",
             )
-        if digest != (own := self.digest(version)):
-            problem = f"has schema {digest} of {self.name} format {version}"
+        own = self.digest(version if version > 0 else self.version)
+        if version < 1 or digest != own:
+            shown = digest if digest.isalnum() else ascii(digest)  # damaged
+            problem = f"has schema {shown} of {self.name} format {version}"
             raise self._error(location, problem, f"schema {own}")
 
     def _error(self, location: str, problem: str, wanted: str) -> StoreError:

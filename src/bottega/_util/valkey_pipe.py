@@ -81,7 +81,11 @@ class ValkeyPipe:
             # It encrypts, authenticates and selects the database according to the URL. Then the
             # protocol below takes over its transport.
             connection: Any = self._client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
-            await connection.connect()
+            try:
+                await connection.connect()
+            except BaseException:  # a cancelled attempt may have opened its socket
+                await connection.disconnect(nowait=True)
+                raise
             transport: asyncio.Transport = connection._writer.transport
             self._connection, self._replies = connection, _Replies(transport)
             transport.set_protocol(self._replies)

@@ -9,8 +9,7 @@ import pytest
 from bottega.evaluation.page import ENDED, image_hashes, render_explanation
 from bottega.image import Image
 from bottega.recording import stored_trace
-from bottega.types import Ended
-from bottega.types import Query, SearchNode, SearchTree
+from bottega.types import Ended, Query, SearchNode, SearchTree
 from tests.builders import candidates, search_tree, searched, solid_image
 from tests.evaluation.explanation.builders import (
     HOSTILE,

@@ -20,6 +20,7 @@ from bottega._util.sql_tables import (
     SqlTables,
     Statement,
     TableSchema,
+    placeholders,
     postgres_statement,
 )
 from bottega.errors import StoreError
@@ -38,14 +39,12 @@ AccountMonth = tuple[str, str]
 BUSY_SECONDS = 3.0
 ANSWER_SECONDS = 5.0
 PRUNE_BATCH = 5_000
-FLUSH_SECONDS = 0.3
 INSERT_BATCH = 256
 SET_NOTE = "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 ADD_LOST = (
     "INSERT INTO gateway_notes AS old VALUES ('lost', ?1) ON CONFLICT (name) DO UPDATE"
     " SET value = CAST(CAST(old.value AS BIGINT) + CAST(excluded.value AS BIGINT) AS TEXT)"
 )
-WRITE_PARAMETERS = len(ENTRIES.columns) + 2  # of gateway_write
 ADD_SPENDING = (
     "INSERT INTO gateway_spending VALUES (?1, ?2, ?3)"
     " ON CONFLICT (month, account) DO UPDATE SET usd = usd + excluded.usd"
@@ -113,7 +112,7 @@ class LedgerStore:
 
     def new_id(self) -> str:
         """Return the id of a new row, "" if rows need none."""
-        raise NotImplementedError
+        return ""
 
     def write(self, batch: LedgerBatch) -> None:
         """Write the batch in one transaction."""
@@ -124,13 +123,13 @@ class LedgerStore:
     ) -> dict[AccountMonth, float]:
         """Return the spending in US dollars by month and account, from this month on, of all
         accounts or of these."""
-        listed = None if accounts is None else orjson.dumps(list(accounts)).decode()
+        named = None if accounts is None else [storable_text(account) for account in accounts]
         rows = self.tables.execute(
             "SELECT month, account, usd FROM gateway_spending WHERE month >= ?1 AND"
             " (CAST(?2 AS TEXT) IS NULL"
             f" OR account IN ({self.tables.dialect.json_texts.format('?2')}))",
             month,
-            listed,
+            None if named is None else orjson.dumps(named).decode(),
         )
         with GATEWAY_DB.reading(self.tables.name):
             return {(str(month), str(account)): float(usd) for month, account, usd in rows}
@@ -171,10 +170,7 @@ class LedgerStore:
 class FileLedger(LedgerStore):
     """Ledger in gateway.db."""
 
-    flush_seconds = FLUSH_SECONDS
-
-    def new_id(self) -> str:
-        return ""
+    flush_seconds = 0.3
 
     def write(self, batch: LedgerBatch) -> None:
         statements = [*_inserts(ENTRIES, batch.entries), *_inserts(SHADOWS, batch.shadows)]
@@ -282,7 +278,7 @@ def _unnest(types: Iterable[type]) -> str:
 
 
 # Insertions of many rows in one statement, with one array per column.
-WRITE = f"SELECT * FROM gateway_write({', '.join(f'${n}' for n in range(1, WRITE_PARAMETERS + 1))})"
+WRITE = postgres_statement(f"SELECT * FROM gateway_write({placeholders(len(ENTRIES.columns) + 2)})")
 INSERT_SHADOWS = (
     f"INSERT INTO gateway_shadows ({SHADOWS.column_list})"
     f" {_unnest(column.type for column in SHADOWS.columns)} ON CONFLICT (id) DO NOTHING"

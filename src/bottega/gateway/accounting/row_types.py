@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 MAX_USD = 1e12
 MAX_COUNT = 2**40  # so daily sums stay below 2**63
+MAX_SECONDS = 1e9
 MAX_REASON = 300  # characters
 
 
@@ -22,10 +23,6 @@ def dollars(cost: float | None) -> float | None:
     """Return the cost, None if it is negative, NaN or too large: one infinite cost would use up
     every budget."""
     return cost if cost is not None and 0 <= cost < MAX_USD else None
-
-
-def _optional_text(text: str | None) -> str | None:
-    return None if text is None else storable_text(text)
 
 
 def _reason(text: str) -> str:
@@ -49,13 +46,13 @@ def _finite_or_zero(number: float) -> float:
 
 
 def _seconds(number: float) -> float:
-    return max(0.0, _finite_or_zero(number))
+    return min(max(0.0, _finite_or_zero(number)), MAX_SECONDS)
 
 
 # Values from upstreams are changed to acceptable ones, since one value that a database rejects
 # would fail the whole batch.
 Text = Annotated[str, storable_text]
-OptionalText = Annotated[str | None, _optional_text]
+OptionalText = Annotated[str | None, storable_text]
 Count = Annotated[int, _count]
 Number = Annotated[float, _finite_or_zero]
 # A shadow is an extra call after an answer, made to measure the demonstrations. It has a cost but

@@ -22,20 +22,28 @@ GROUP_COLUMNS, SUM_COLUMNS = DAILY_SUMS.names[:5], DAILY_SUMS.names[5:]
 GROUP_LIST = ", ".join(GROUP_COLUMNS)
 
 
-def daily_values(dialect: SqlDialect, row: str = "") -> str:
-    """Return the SQL expressions of `DailySums` for one entry. `row` is the name of its row in a
-    trigger, followed by a dot."""
+def group_values(dialect: SqlDialect, row: str = "") -> str:
+    """Return the SQL expressions of `GROUP_COLUMNS` for one entry. `row` is the name of its row in
+    a trigger, followed by a dot."""
     return (
         "{day}, {0}namespace, {0}tier,"
         " CASE WHEN {0}state = 'failed' AND {0}status BETWEEN 400 AND 498"
         " THEN 'rejected' ELSE {0}state END,"
-        " CASE WHEN {0}state = 'answered' THEN {0}shots ELSE 0 END,"
-        " 1, {0}prompt_tokens, {0}completion_tokens, {0}cached_tokens, coalesce({0}cost_usd, 0.0),"
-        " CASE WHEN {0}cost_usd IS NULL THEN 0 ELSE 1 END, {0}seconds,"
-        " coalesce({0}similarity, 0.0), CASE WHEN {0}similarity IS NULL THEN 0 ELSE 1 END,"
-        " coalesce({0}cost_usd - {0}dismissed_usd, 0.0),"
-        " coalesce(({0}cost_usd - {0}dismissed_usd) * ({0}cost_usd - {0}dismissed_usd), 0.0)"
+        " CASE WHEN {0}state = 'answered' THEN {0}shots ELSE 0 END"
     ).format(row, day=dialect.floor.format(f"{row}time / {DAY}"))
+
+
+def daily_values(dialect: SqlDialect, row: str = "") -> str:
+    """Return the SQL expressions of `DailySums` for one entry, as `group_values`."""
+    net = f"({row}cost_usd - {row}dismissed_usd)"
+    sums = (
+        f"1, {row}prompt_tokens, {row}completion_tokens, {row}cached_tokens,"
+        f" coalesce({row}cost_usd, 0.0), CASE WHEN {row}cost_usd IS NULL THEN 0 ELSE 1 END,"
+        f" {row}seconds, coalesce({row}similarity, 0.0),"
+        f" CASE WHEN {row}similarity IS NULL THEN 0 ELSE 1 END,"
+        f" coalesce({net}, 0.0), coalesce({net} * {net}, 0.0)"
+    )
+    return f"{group_values(dialect, row)}, {sums}"
 
 
 def sums_since(dialect: SqlDialect) -> str:
@@ -100,8 +108,12 @@ def _file_triggers() -> str:
     triggers = []
     for event, row, sign in (("INSERT", "NEW.", "+"), ("DELETE", "OLD.", "-")):
         changed = ", ".join(f"{name} = {name} {sign} excluded.{name}" for name in SUM_COLUMNS)
-        # Subtraction leaves rounding errors in the sums, so a row is deleted with its last request.
-        last = "DELETE FROM gateway_daily_sums WHERE requests = 0;" if event == "DELETE" else ""
+        last = ""
+        if event == "DELETE":  # of the last request: subtraction leaves rounding errors in the sums
+            last = (
+                f"DELETE FROM gateway_daily_sums WHERE ({GROUP_LIST}) ="
+                f" ({group_values(SQLITE, row)}) AND requests = 0;"
+            )
         triggers.append(
             f"CREATE TRIGGER gateway_entries_{event.lower()} AFTER {event} ON gateway_entries BEGIN"
             f" INSERT INTO gateway_daily_sums VALUES ({daily_values(SQLITE, row)})"

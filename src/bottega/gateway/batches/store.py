@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import orjson
 
@@ -383,15 +383,11 @@ def _set_status(
 
 
 def _batch(row: sqlite3.Row) -> Batch:
-    id, account, endpoint, input_file, status, created, expires, metadata, times, errors, *rest = (
-        row
-    )
-    return Batch(
-        *(id, account, endpoint, input_file, status, created, expires, orjson.loads(metadata)),
-        orjson.loads(times),
-        [LineError(**error) for error in orjson.loads(errors)],
-        *rest,
-    )
+    values: dict[str, Any] = dict(zip(BATCHES.names, row, strict=True))
+    for name in ("metadata", "times", "errors"):
+        values[name] = orjson.loads(values[name] or "null")
+    values["errors"] = [LineError(**error) for error in values["errors"]]
+    return Batch(**values)
 
 
 def _unknown(kind: str, id: str) -> ApiError:
