@@ -48,13 +48,21 @@ TABLES: dict[str, tuple[PostgresKind, Callable[[str], object]]] = {
     "ledger": (GATEWAY_TABLES, Ledger),
     "traces": (TRACE_TABLES, TraceStore.open),
 }
-WAY_OUT = "use the version of bottega that wrote it, or another {}; it was not changed"
+# Part of the hint for each kind.
+WAYS_OUT = {
+    "knowledge base": "bottega export with the version that wrote it, then bottega import",
+    "gateway database": "another --data folder or database, which begins without keys and ledger",
+    "run": "another --out folder",
+    "trace store": "set --traces or BOTTEGA_TRACES to another file or URL",
+    "batch store": "another file or database",
+}
 OTHER = "0123456789abcdef"
 
 
 def message(case: str, where: str, kind: StoreKind) -> tuple[str, str]:
     """Return the expected line and hint."""
-    way_out = WAY_OUT.format("file" if isinstance(kind, FileKind) else "database")
+    assert WAYS_OUT[kind.name] in kind.way_out
+    way_out = f"{kind.way_out}; it was not changed"
     own = kind.version
     match case:
         case "development format":

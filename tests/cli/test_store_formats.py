@@ -46,8 +46,6 @@ def test_command_names_the_formats_and_the_way_out(
         f"{file} has development format 8 of the {kind.name}; this version of bottega reads"
         " release format 1"
     )
-    assert hint.strip() == (
-        "hint: use the version of bottega that wrote it, or another file; it was not changed"
-    )
+    assert hint.strip() == f"hint: {kind.way_out}; it was not changed"
     assert path.read_bytes() == before
     assert not (tmp_path / "new.db").exists()

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit, urlunsplit
 
 from bottega._util.postgres_errors import translated, unavailable
@@ -76,8 +76,6 @@ def _split(url: str) -> SplitResult:
 class PostgresKind(StoreKind):
     """Kind of tables in a database. All migrations run in one transaction. Version and hash are in
     the table `bottega_schemas`."""
-
-    container: ClassVar[str] = "database"
 
 
 @dataclass

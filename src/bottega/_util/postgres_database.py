@@ -175,14 +175,15 @@ class PostgresDatabase:
         setup: Setup | None = None,
         answer_seconds: float | None = None,
         create: bool = True,
-        size: int = postgres.POOL_SIZE,
+        migrates: bool = True,
+        size: int | None = None,
     ) -> None:
         self.name = postgres.display_url(url)
         self._key = (url, kind.name, create, answer_seconds)
         self._closed = False
         backoff = Backoff()
 
-        def new_pool(migrates: bool) -> PostgresPool:
+        def new_pool(is_first: bool) -> PostgresPool:
             return PostgresPool(
                 *(url, kind),
                 size=1,
@@ -190,12 +191,13 @@ class PostgresDatabase:
                 answer_seconds=answer_seconds,
                 resets=False,
                 create=create,
-                migrates=migrates,
+                migrates=is_first and migrates,
                 backoff=backoff,
             )
 
         with _SESSION_POOLS_LOCK:
-            self._sessions = _SESSION_POOLS.setdefault(self._key, _SessionPool(new_pool, size))
+            sessions = _SessionPool(new_pool, size or postgres.POOL_SIZE)
+            self._sessions = _SESSION_POOLS.setdefault(self._key, sessions)
             self._sessions.users += 1
 
     def run(self, work: PoolWork[Result]) -> Result:

@@ -18,7 +18,6 @@ from bottega._util.sqlite import FileKind, transaction
 from bottega.image import path_text
 
 REPORT_SECONDS = 600.0
-REPORT_CONNECTIONS = 3
 SqlRow = tuple[Any, ...]
 Statement = tuple[str, Sequence[object]]
 
@@ -171,7 +170,11 @@ class DatabaseTables:
     def __init__(self, url: str, kind: PostgresKind, *, answer_seconds: float) -> None:
         self.database = PostgresDatabase(url, kind, answer_seconds=answer_seconds)
         self._reports = PostgresDatabase(
-            url, kind, answer_seconds=REPORT_SECONDS, size=REPORT_CONNECTIONS
+            url,
+            kind,
+            answer_seconds=REPORT_SECONDS,
+            migrates=False,  # a newer version may have migrated the tables since
+            size=3,
         )
         self.name = self.database.name
 

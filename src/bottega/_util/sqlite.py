@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 from urllib.parse import quote
 
 from bottega._util.store_kind import StoreKind
@@ -87,8 +87,6 @@ class FileKind(StoreKind):
     hash of the schema in the table `bottega_schema`."""
 
     application_id: int
-
-    container: ClassVar[str] = "file"
 
     def open(self, path: Path, *, create: bool = True, busy_seconds: float) -> sqlite3.Connection:
         """Open or create a file and migrate it. Raises as `connect` and `migrate`."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import ClassVar
 
 from bottega.errors import DISTRIBUTION, StoreError
 
 DIGEST_LENGTH = 16  # hexadecimal digits
+WAY_OUT = "use the version of bottega that wrote it, or another file or database"
 COMMENT = re.compile(r"--[^\n]*")
 INSIGNIFICANT_SPACE = re.compile(r"\s*([(),;])\s*")
 
@@ -22,14 +22,14 @@ class StoreKind:
     version n to n + 1. Before the first release it has one entry, which may change: the hash of the
     declaration, which each store contains, distinguishes its schemas. Entry n of `templates`
     contains the statements of version n + 1 that run later, such as those for one table per view;
-    the hash includes them.
+    the hash includes them. `way_out` is the hint for a store that this version cannot read.
     """
 
     name: str
     migrations: tuple[str, ...]
     templates: tuple[str, ...] = field(default=(), kw_only=True)
 
-    container: ClassVar[str]
+    way_out: str = field(default=WAY_OUT, kw_only=True)
 
     @property
     def version(self) -> int:
@@ -64,6 +64,5 @@ class StoreKind:
     def _error(self, location: str, problem: str, wanted: str) -> StoreError:
         return StoreError(
             f"{location} {problem}; this version of bottega reads {wanted}",
-            hint=f"use the version of bottega that wrote it, or another {self.container};"
-            " it was not changed",
+            hint=f"{self.way_out}; it was not changed",
         )

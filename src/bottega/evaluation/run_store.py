@@ -108,6 +108,7 @@ PROBE_SECONDS = 0.05  # `is_running` holds the lock for less
 RUN_FILE = FileKind(
     "run",
     application_id=0x42747267,  # "Btrg"
+    way_out="set another --out folder",
     migrations=(
         """
         CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;

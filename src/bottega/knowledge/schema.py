@@ -71,4 +71,5 @@ CREATE TABLE changes (
 );
 """
 
-KNOWLEDGE_BASE = FileKind("knowledge base", (TABLES,), application_id=0x42747467)  # "Bttg"
+WAY_OUT = "run bottega export with the version that wrote it, then bottega import with this one"
+KNOWLEDGE_BASE = FileKind("knowledge base", (TABLES,), 0x42747467, way_out=WAY_OUT)  # "Bttg"

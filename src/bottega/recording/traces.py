@@ -88,12 +88,9 @@ CREATE TABLE trace_images (
 );
 CREATE INDEX trace_images_by_time ON trace_images (time);
 """
-TRACE_STORE = FileKind(
-    "trace store",
-    (_tables(SQLITE),),
-    application_id=0x42747472,  # "Bttr"
-)
-TRACE_TABLES = PostgresKind("trace store", (_tables(POSTGRES) + TRACE_IMAGES,))
+WAY_OUT = "set --traces or BOTTEGA_TRACES to another file or URL"
+TRACE_STORE = FileKind("trace store", (_tables(SQLITE),), 0x42747472, way_out=WAY_OUT)  # "Bttr"
+TRACE_TABLES = PostgresKind("trace store", (_tables(POSTGRES) + TRACE_IMAGES,), way_out=WAY_OUT)
 
 
 @dataclass(frozen=True)

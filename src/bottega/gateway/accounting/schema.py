@@ -317,11 +317,8 @@ BEGIN
 END $$;
 """
 
-GATEWAY_DB = FileKind(
-    "gateway database",
-    (_tables(SQLITE) + _file_triggers(),),
-    application_id=0x42746777,  # "Btgw"
-)
-GATEWAY_TABLES = PostgresKind(
-    "gateway database", (_tables(POSTGRES) + SHARED_LEDGER + LIMITS + REPEATS,)
-)
+WAY_OUT = "set another --data folder or database, which begins without keys and ledger"
+FILE_TABLES = _tables(SQLITE) + _file_triggers()
+SHARED_TABLES = _tables(POSTGRES) + SHARED_LEDGER + LIMITS + REPEATS
+GATEWAY_DB = FileKind("gateway database", (FILE_TABLES,), 0x42746777, way_out=WAY_OUT)  # "Btgw"
+GATEWAY_TABLES = PostgresKind("gateway database", (SHARED_TABLES,), way_out=WAY_OUT)

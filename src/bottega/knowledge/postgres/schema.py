@@ -4,6 +4,7 @@ because a column of vectors has one dimension and an index needs it."""
 from __future__ import annotations
 
 from bottega._util.postgres import PostgresKind
+from bottega.knowledge.schema import WAY_OUT
 
 # Writers hold this lock until their commit. Keys and change numbers are therefore in commit order,
 # and a reader of changes never sees an earlier number after a later one.
@@ -90,7 +91,9 @@ ALTER TABLE {name} ALTER COLUMN vector SET STORAGE {storage};
 CREATE INDEX {name}_by_namespace ON {name} (namespace)
 """
 
-KNOWLEDGE_BASE = PostgresKind("knowledge base", (TABLES,), templates=(VECTORS_TABLE,))
+KNOWLEDGE_BASE = PostgresKind(
+    "knowledge base", (TABLES,), templates=(VECTORS_TABLE,), way_out=WAY_OUT
+)
 MAX_DIMENSION = 4000  # of an HNSW index over half precision
 PLAIN_DIMENSION = 1900  # longer vectors do not fit into a page beside their key
 
