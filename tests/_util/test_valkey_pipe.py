@@ -135,3 +135,13 @@ async def test_url_selects_the_database_and_password(redis: RedisServer) -> None
         await nowhere.run("PING")
     for pipe in (first, second, wrong, nowhere):
         await pipe.aclose()
+
+
+async def test_a_closed_pipe_does_not_connect_again(redis: RedisServer) -> None:
+    pipe = ValkeyPipe(redis.url)
+    commands = [asyncio.create_task(pipe.run("PING")) for _ in range(3)]
+    await asyncio.sleep(0)  # the first one connects
+    await pipe.aclose()
+    await asyncio.gather(*commands, return_exceptions=True)
+    with pytest.raises(StoreError, match="is closed"):
+        await pipe.run("PING")

@@ -169,12 +169,9 @@ class DatabaseTables:
 
     def __init__(self, url: str, kind: PostgresKind, *, answer_seconds: float) -> None:
         self.database = PostgresDatabase(url, kind, answer_seconds=answer_seconds)
+        # A newer version may migrate the tables before the first report.
         self._reports = PostgresDatabase(
-            url,
-            kind,
-            answer_seconds=REPORT_SECONDS,
-            migrates=False,  # a newer version may have migrated the tables since
-            size=3,
+            url, kind, answer_seconds=REPORT_SECONDS, migrates=False, size=3
         )
         self.name = self.database.name
 

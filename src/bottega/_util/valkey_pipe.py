@@ -19,7 +19,7 @@ from bottega._util.valkey import (
     valkey_client,
     valkey_errors,
 )
-from bottega.errors import StoreBusyError
+from bottega.errors import StoreBusyError, StoreError
 
 if TYPE_CHECKING:
     from valkey.asyncio import Connection
@@ -37,7 +37,7 @@ class ValkeyPipe:
         self._client = valkey_client(url)
         self._connection: Connection | None = None
         self._replies: _Replies | None = None
-        self._opening = asyncio.Lock()
+        self._opening, self._is_closed = asyncio.Lock(), False
 
     async def run(self, *command: Argument) -> Any:
         """Return the reply to a command: None, an integer, bytes, or a list. Raises
@@ -55,8 +55,10 @@ class ValkeyPipe:
         return ValkeyScript(self, text)
 
     async def aclose(self) -> None:
-        if self._connection is not None:
-            await self._connection.disconnect(nowait=True)
+        async with self._opening:  # a command in progress must not connect again
+            self._is_closed = True
+            if self._connection is not None:
+                await self._connection.disconnect(nowait=True)
         await self._client.aclose()
 
     async def _retry(self, command: Sequence[Argument], error: Exception | None) -> Any:
@@ -74,6 +76,8 @@ class ValkeyPipe:
 
     async def _opened(self) -> _Replies:
         async with self._opening:
+            if self._is_closed:
+                raise StoreError(f"{self.name} is closed", hint="open it again")
             if self._replies is not None and not self._replies.is_lost:
                 return self._replies
             if self._connection is not None:
@@ -81,13 +85,10 @@ class ValkeyPipe:
             # It encrypts, authenticates and selects the database according to the URL. Then the
             # protocol below takes over its transport.
             connection: Any = self._client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
-            try:
-                await connection.connect()
-            except BaseException:  # a cancelled attempt may have opened its socket
-                await connection.disconnect(nowait=True)
-                raise
+            self._connection = connection  # first: a cancelled attempt may have opened its socket
+            await connection.connect()
             transport: asyncio.Transport = connection._writer.transport
-            self._connection, self._replies = connection, _Replies(transport)
+            self._replies = _Replies(transport)
             transport.set_protocol(self._replies)
             return self._replies
 
