@@ -72,7 +72,8 @@ def test_results_are_those_of_one_process(tmp_path: Path) -> None:
 def test_a_failure_can_stop_the_run(tmp_path: Path) -> None:
     code, output = run(tmp_path, "-x", "--deselect", "test_sample.py::test_ends_its_process")
     assert code == 1 and "stopping after 1 failures" in output and "1 failed" in output, output
-    assert len([*tmp_path.glob("ended-*")]) == 2
+    # The other worker may be interrupted before its fixture begins.
+    assert len([*tmp_path.glob("ended-*")]) in (1, 2)
 
 
 def test_one_worker_has_all_tests_of_a_server() -> None:

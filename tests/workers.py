@@ -43,8 +43,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     options = session.config.option
     is_failed = session.testsfailed and not options.continue_on_collection_errors
     # Libraries of macOS do not survive a fork.
-    is_unfit = options.workers < 1 or not session.items or sys.platform == "darwin"
-    if is_unfit or options.collectonly or is_failed:
+    is_unsupported = options.workers < 1 or not session.items or sys.platform == "darwin"
+    if is_unsupported or options.collectonly or is_failed:
         return None  # pytest's own loop
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
