@@ -4,7 +4,8 @@ TEST_WORKERS ?= 3
 # Libraries of macOS do not survive a fork.
 PYTEST_WORKERS := $(if $(filter Darwin,$(shell uname -s)),-n $(TEST_WORKERS) --dist worksteal,-p tests.workers --workers $(TEST_WORKERS))
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Half of the time of an installation is compilation, mostly of modules that are never imported.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 
 # Commands and test workers read modules that an earlier process compiled.
 export PYTHONDONTWRITEBYTECODE :=

@@ -1,11 +1,9 @@
 """Each page of the console in both themes, at two widths, with the keyboard alone, and with markup
-in all texts of clients, models, files and runs. The default tests open each page in one theme and
-width, the slow ones in all."""
+in all texts of clients, models, files and runs. `.ci/run` runs these tests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import cycle
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,7 +23,6 @@ NO_PAGES = {
 # Theme, width in pixels, and rules of axe-core, none for all: only colours depend on the theme.
 View = tuple[str, int, list[str]]
 COLOURS = ["color-contrast"]
-ALTERNATING: Sequence[Sequence[View]] = ([("light", 1400, [])], [("dark", 400, [])])
 MATRIX: Sequence[View] = (
     *(("light", 1400, []), ("light", 400, [])),
     *(("dark", 400, COLOURS), ("dark", 1400, COLOURS)),
@@ -57,10 +54,8 @@ FOCUS_ALL = """() => {
     for (const one of unreached) if (one.tabIndex >= 0) one.focus({focusVisible: true});
 }"""
 UNREACHED = "[...unreached].map((one) => one.outerHTML.slice(0, 100))"
-# Tab is slow, so the default tests press it on a few pages only: with the navigation, with fields
-# of dates, which have several stops, and with files and selections.
-TABBED = ("overview", "keys", "playground")
-ROUNDS = 4
+ROUNDS = 4  # fields of dates have several stops
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -70,18 +65,8 @@ def filled(endpoint: Server, tmp_path: Path) -> Iterator[FilledConsole]:
 
 
 # The console comes first: Playwright has the event loop of this thread.
-@pytest.mark.parametrize(
-    "views",
-    [
-        pytest.param(ALTERNATING, id="alternating"),
-        pytest.param([MATRIX], id="matrix", marks=pytest.mark.slow),
-    ],
-)
 def test_every_page_is_accessible_in_both_themes_fits_a_phone_and_runs_no_markup(
-    filled: FilledConsole,
-    page: Page,
-    page_errors: list[str],
-    views: Sequence[Sequence[View]],
+    filled: FilledConsole, page: Page, page_errors: list[str]
 ) -> None:
     page.emulate_media(reduced_motion="reduce")  # colours change at once
     # A refresh would replace controls meanwhile.
@@ -96,8 +81,8 @@ def test_every_page_is_accessible_in_both_themes_fits_a_phone_and_runs_no_markup
     page.on("dialog", dismiss)
     page.on("request", lambda sent: happened.append(sent.url) if _is_extra(sent.url) else None)
     problems, checked = list[str](), list[str]()
-    for name, views_of_page in zip(filled.open_pages(page), cycle(views), strict=False):
-        found = [*_problems(page, views_of_page, checked), *_unreached(page, tab=name in TABBED)]
+    for name in filled.open_pages(page):
+        found = [*_problems(page, MATRIX, checked), *_unreached(page, tab=False)]
         found += [one for one in happened if (name, one) != ("error", MISSING)]
         problems += [f"{name}: {one}" for one in found]
         happened.clear()
@@ -107,7 +92,6 @@ def test_every_page_is_accessible_in_both_themes_fits_a_phone_and_runs_no_markup
     page_errors.clear()  # part of `happened`
 
 
-@pytest.mark.slow
 def test_tab_reaches_every_control_of_every_page(
     filled: FilledConsole, page: Page, page_errors: list[str]
 ) -> None:
