@@ -36,7 +36,7 @@ def test_an_entry_is_corrected_and_deleted(page: Page, endpoint: Server, tmp_pat
         first = page.url
         expect(page.locator(".answer")).to_have_text("seven")
         page.get_by_role("button", name="Pin").click()
-        expect(page.get_by_role("button", name="Unpin")).to_be_visible()  # the page is another
+        expect(page.get_by_role("button", name="Unpin")).to_be_visible()  # pinning reloads the page
         page.locator("summary", has_text="Edit").click()
         page.get_by_label("Correct answer").fill("<b>7</b>")
         page.get_by_role("button", name="Save").click()
