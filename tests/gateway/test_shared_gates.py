@@ -26,6 +26,7 @@ from bottega.routing.benefit_gate import PairedSample
 from bottega.types import Candidate, Example, Query
 from tests.gateway.gateways import ENVIRONMENT, gateway_config
 from tests.gateway.test_shared_gateways import gateways
+from tests.gateway.test_shared_ledger import until
 from tests.server import Server
 
 TIERS = """
@@ -59,6 +60,15 @@ def record(
 ) -> None:
     ledger.record_shadow(ShadowSample(0.0, "r", namespace, *sample, retrieve=retrieve))
     ledger.flush()
+    wait_for_other_transactions(ledger)
+
+
+def wait_for_other_transactions(ledger: Ledger) -> None:
+    """Gates read a sample once every earlier transaction of the server has ended, also those of
+    other databases, in which other tests run."""
+    newest = ledger.read("SELECT coalesce(max(transaction), 0) FROM gateway_shadows")[0][0]
+    pending = f"SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint <= {newest}"
+    until(lambda: not ledger.read(pending)[0][0])
 
 
 def samples(number: int, seed: int = 0) -> list[PairedSample]:
@@ -130,11 +140,13 @@ async def test_sample_of_a_slow_transaction_is_not_skipped(
         " without_score, id, retrieve, sampled)"
         " VALUES (0, 'r', 'a', 0.25, 1, 0, 'slow', 'nearest', true)"
     )
-    await asyncio.to_thread(record, ledgers[0], PairedSample(0.5, 1.0, 0.0))
+    ledgers[0].record_shadow(ShadowSample(0.0, "r", "a", 0.5, 1.0, 0.0, retrieve="nearest"))
+    await asyncio.to_thread(ledgers[0].flush)
     await gates[0].update()
     assert opened[0].state()["samples"] == []  # not before the earlier one has ended
     await transaction.commit()
     await slow.close()
+    await asyncio.to_thread(wait_for_other_transactions, ledgers[0])
     for one in gates:
         await one.update()
     expected = [[0.25, 1.0, 0.0], [0.5, 1.0, 0.0]]
@@ -173,6 +185,7 @@ class Gates:
         self._opener.record_shadow_sample(record, sample.similarity, pair, False)
         self._ledger.flush()
         if (shared := self._opener.shared_gates) is not None:
+            wait_for_other_transactions(self._ledger)
             asyncio.run(shared.update())
             self._ledger.flush()
 
