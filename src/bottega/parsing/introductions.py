@@ -46,7 +46,7 @@ INTRODUCTION = re.compile(
     re.IGNORECASE,
 )
 ARTICLE = re.compile(r"\s*(?:an?|the)\s+", re.IGNORECASE)
-CLASS_NAME = re.compile(rf"\s+(?:{CLASSES})\W*\Z", re.IGNORECASE)
+CLASS_NAME = re.compile(rf"(?<!\s)\s+(?:{CLASSES})\W*\Z", re.IGNORECASE)
 BOX = re.compile(r"\$?\\boxed\{(?:\\text(?:bf)?\{)?([^{}]*)\}{1,2}\$?")
 EMPHASIS = re.compile(r"\*\*|`")
 # Arrows, pictographs and emoji with their joiners; full stops of Chinese and Japanese.
