@@ -12,7 +12,7 @@ from typing import Protocol
 from bottega._util.event_loops import for_each
 from bottega.errors import BottegaError, GenerationError, NotFoundError, SettingError
 from bottega.knowledge import KnowledgeBase
-from bottega.parsing import FinalAnswerParser, same_answer, strip_thinking
+from bottega.parsing import FinalAnswerParser, equal_answers, strip_thinking
 from bottega.prompting import ConclusionPrompter, ExplanationPrompter
 from bottega.prompting.turns import ASK_LETTER
 from bottega.protocols import Generator, Parser, Pricer, turns_only
@@ -87,7 +87,7 @@ class RationaleGenerator:
     explain: Callable[[Example], Prompt] = field(default_factory=ExplanationPrompter)
     conclude: Callable[[Query, str], Prompt] | None = None
     parse: Parser | None = None
-    compare: Compare = same_answer
+    compare: Compare = equal_answers
     price: Pricer | None = None
 
     def __post_init__(self) -> None:

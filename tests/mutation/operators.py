@@ -41,13 +41,14 @@ SYMMETRIC = {
     "same_number",
     "same_words",
     "agreement",
+    "equal_answers",
+    "compare_replies",
+    "compare_values",
+    "compare_quantities",
+    "compare_phrases",
+    "compare_formulas",
     "macro_f1",
     "equal",
-    # Parts of `agreement` and `same_number`.
-    "in_words",
-    "decided",
-    "close",
-    "_equal",
 }
 SYMMETRIC_METHODS = {"maximum", "minimum"}  # of numpy and torch
 THREAD_COUNTS = {"omp_set_num_threads", "set_num_threads"}  # no effect on results

@@ -1,4 +1,4 @@
-"""Equality of two answers, by the kind of answer."""
+"""Equality of two answers, by the kind of answer, and word overlap."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from bottega.parsing import (
     FinalAnswerParser,
     LabelParser,
+    Sameness,
     agreement,
+    compare_replies,
     same_answer,
     same_choice,
     same_number,
@@ -33,7 +35,7 @@ SAME = [
     (OPEN, "5", "five"),
     (OPEN, "Answer: 1,000", "There are many. The answer is 1000.0."),
     (OPEN, r"\boxed{\frac{1}{2}}", "0.5"),
-    (OPEN, "50%", "50"),
+    (OPEN, "1e5", "100000"),
     (OPEN, "1/0", "1/0"),
     (OPEN, "yes", "Yes, it is red."),
     (OPEN, "(Yes) it is red", "yes, bright red"),
@@ -57,7 +59,7 @@ DIFFERENT = [
     (OPEN, "<think>I never finished", "cat"),
     (OPEN, "!!", "??"),
     (OPEN, "cat", "dog"),
-    (OPEN, "1e5", "100000"),
+    (OPEN, "50%", "50"),
     (OPEN, "cat", "yes"),
     (PETS, "cat", "I do not know"),
     (Query("Which?", choices=("red car", "blue car")), "red car", "a green car"),
@@ -67,16 +69,18 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("query", "one", "other"), SAME)
-def test_equal_replies_agree(query: Query, one: str, other: str) -> None:
-    assert agreement(one, other, query) == agreement(other, one, query) == 1
+def test_equal_replies_are_the_same(query: Query, one: str, other: str) -> None:
+    assert compare_replies(one, other, query) is Sameness.SAME
+    assert compare_replies(other, one, query) is Sameness.SAME
 
 
 @pytest.mark.parametrize(("query", "one", "other"), DIFFERENT)
-def test_different_replies_do_not_agree(query: Query, one: str, other: str) -> None:
-    assert agreement(one, other, query) == agreement(other, one, query) == 0
+def test_different_replies_are_not_the_same(query: Query, one: str, other: str) -> None:
+    assert compare_replies(one, other, query) is not Sameness.SAME
+    assert compare_replies(other, one, query) is not Sameness.SAME
 
 
-def test_free_texts_agree_by_word_overlap() -> None:
+def test_agreement_is_the_overlap_of_words() -> None:
     one = "A red car is parked in front of the old house."
     assert agreement(one, "A red car waits in front of a house.", OPEN) == 0.75
     assert agreement(one, "Two dogs play on grass.", OPEN) == 0
@@ -85,7 +89,7 @@ def test_free_texts_agree_by_word_overlap() -> None:
 
 def test_a_list_of_options_needs_more_than_one() -> None:
     sentence = Query("Is this so?\nA. Smith wrote it.")
-    assert agreement("yes", "A. Smith wrote it", sentence) == 0
+    assert compare_replies("yes", "A. Smith wrote it", sentence) is not Sameness.SAME
     assert with_options(sentence).choices == ()
 
 
@@ -111,7 +115,7 @@ def test_agreement_is_symmetric_and_between_0_and_1(one: str, other: str, query:
 
 
 @given(one=st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=20), query=QUERIES)
-def test_a_reply_agrees_with_itself(one: str, query: Query) -> None:
+def test_a_reply_overlaps_with_itself(one: str, query: Query) -> None:
     assert agreement(one, one, query) == 1
 
 
@@ -152,7 +156,7 @@ UNEQUAL = [
     ("B+", "B-"),
     ("a-2", "-2"),
 ]
-Evaluator = Callable[[Answer, Answer, Query], float]
+Evaluator = Callable[[Answer, Answer, Query], Sameness]
 
 CHOICES = [
     (PETS, "cat", "A", 1),
@@ -173,7 +177,8 @@ CHOICES = [
 NUMBERS = [
     ("1,000", "1000.0", 1),
     ("five", "5", 1),
-    ("50%", "50", 1),
+    ("50%", "50", 0),
+    ("50%", "50 percent", 1),
     (r"\frac{1}{2}", "0.5", 1),
     (r"$3\sqrt{2}$", r"\sqrt{18}", 1),
     (r"\sqrt{2}", "1.41", 1),
@@ -199,7 +204,8 @@ WORD_PAIRS = [
     ("Yes, it is.", "yes", 1),
     ("yes", "no", 0),
     ("red car", "car", 0),
-    ("left-hand side", "side left hand", 1),
+    ("left-hand side", "left hand side", 1),
+    ("left-hand side", "side left hand", 0),
     ("The 2 cats!", "two cats", 1),
     ("a 5-year plan", "5 year plan", 1),
     ("1,000 cats", "1000 cats", 1),
@@ -217,20 +223,20 @@ def test_choices_are_compared_by_text_or_letter(
     query: Query, one: str, other: str, same: float
 ) -> None:
     for evaluate in (same_choice, same_answer):
-        assert evaluate(Answer(one), Answer(other), query) == same
-        assert evaluate(Answer(other), Answer(one), query) == same
+        assert evaluate(Answer(one), Answer(other), query).score == same
+        assert evaluate(Answer(other), Answer(one), query).score == same
 
 
 @pytest.mark.parametrize(("one", "other", "same"), NUMBERS)
 def test_numbers_are_compared_by_value(one: str, other: str, same: float) -> None:
-    assert same_number(Answer(one), Answer(other), OPEN_QUERY) == same
-    assert same_number(Answer(other), Answer(one), OPEN_QUERY) == same
+    assert same_number(Answer(one), Answer(other), OPEN_QUERY).score == same
+    assert same_number(Answer(other), Answer(one), OPEN_QUERY).score == same
 
 
 @pytest.mark.parametrize(("one", "other", "same"), WORD_PAIRS)
 def test_short_answers_are_compared_by_words(one: str, other: str, same: float) -> None:
-    assert same_words(Answer(one), Answer(other), OPEN_QUERY) == same
-    assert same_words(Answer(other), Answer(one), OPEN_QUERY) == same
+    assert same_words(Answer(one), Answer(other), OPEN_QUERY).score == same
+    assert same_words(Answer(other), Answer(one), OPEN_QUERY).score == same
 
 
 @pytest.mark.parametrize(
@@ -239,7 +245,7 @@ def test_short_answers_are_compared_by_words(one: str, other: str, same: float) 
     + [("5", "red", 0), ("cat", "cat", 1)],
 )
 def test_open_answers_are_numbers_or_words(one: str, other: str, same: float) -> None:
-    assert same_answer(Answer(one), Answer(other), OPEN_QUERY) == same
+    assert same_answer(Answer(one), Answer(other), OPEN_QUERY).score == same
 
 
 def test_parsed_answers_are_compared_by_labels() -> None:
@@ -247,19 +253,21 @@ def test_parsed_answers_are_compared_by_labels() -> None:
     reversed_two = Answer("dog, cat", labels=("dog", "cat"))
     none = LabelParser(multi_label=True)(PETS, Completion("none"))
     for query in (PETS, OPEN_QUERY):
-        assert same_answer(two, reversed_two, query) == 1
-        assert same_answer(two, Answer("cat", labels=("cat",)), query) == 0
-    assert (same_answer(none, none, PETS), same_answer(none, two, PETS)) == (1, 0)
+        assert same_answer(two, reversed_two, query) is Sameness.SAME
+        assert same_answer(two, Answer("cat", labels=("cat",)), query) is Sameness.DIFFERENT
+    assert same_answer(none, none, PETS) is Sameness.SAME
+    assert same_answer(none, two, PETS) is Sameness.DIFFERENT
     parsed = FinalAnswerParser()(HALVES, Completion("It is 0.5, so the answer is 0.5."))
-    assert same_answer(parsed, Answer(HALVES.choices[0], labels=HALVES.choices[:1]), HALVES) == 1
+    half = Answer(HALVES.choices[0], labels=HALVES.choices[:1])
+    assert same_answer(parsed, half, HALVES) is Sameness.SAME
 
 
 @pytest.mark.parametrize(("one", "other"), UNEQUAL)
 def test_order_and_signs_matter_in_numbers_and_formulas(one: str, other: str) -> None:
     for evaluate in (same_words, same_answer):
-        assert evaluate(Answer(one), Answer(other), OPEN_QUERY) == 0
-        assert evaluate(Answer(other), Answer(one), OPEN_QUERY) == 0
-        assert evaluate(Answer(one), Answer(f" {one}."), OPEN_QUERY) == 1
+        assert evaluate(Answer(one), Answer(other), OPEN_QUERY).score == 0
+        assert evaluate(Answer(other), Answer(one), OPEN_QUERY).score == 0
+        assert evaluate(Answer(one), Answer(f" {one}."), OPEN_QUERY).score == 1
 
 
 @pytest.mark.parametrize("evaluate", [same_answer, same_choice, same_number, same_words])
@@ -267,9 +275,9 @@ def test_an_invalid_answer_equals_nothing(evaluate: Evaluator) -> None:
     five = Answer("5", labels=("5",))
     invalid = replace(five, valid=False)
     query = Query("How many?", choices=("5", "6"))
-    assert evaluate(five, five, query) == 1
+    assert evaluate(five, five, query) is Sameness.SAME
     for one, other in ((five, invalid), (invalid, five), (invalid, invalid)):
-        assert evaluate(one, other, query) == evaluate(one, other, OPEN_QUERY) == 0
+        assert evaluate(one, other, query).score == evaluate(one, other, OPEN_QUERY).score == 0
 
 
 @given(
@@ -280,8 +288,7 @@ def test_an_invalid_answer_equals_nothing(evaluate: Evaluator) -> None:
 def test_comparison_is_symmetric(one: str, other: str, query: Query) -> None:
     for evaluate in (same_answer, same_choice, same_number, same_words):
         found = evaluate(Answer(one), Answer(other), query)
-        assert found in (0, 1)
-        assert found == evaluate(Answer(other), Answer(one), query)
+        assert found is evaluate(Answer(other), Answer(one), query)
 
 
 @pytest.mark.parametrize(
@@ -294,4 +301,5 @@ def test_comparison_is_symmetric(one: str, other: str, query: Query) -> None:
 def test_lists_of_options_are_compared_by_text_or_letter(reply: str, same: float) -> None:
     two = Answer("cat, dog", labels=("cat", "dog"))
     for evaluate in (same_choice, same_answer):
-        assert evaluate(two, Answer(reply), PETS) == evaluate(Answer(reply), two, PETS) == same
+        assert evaluate(two, Answer(reply), PETS).score == same
+        assert evaluate(Answer(reply), two, PETS).score == same

@@ -8,7 +8,7 @@ import pytest
 
 from bottega.errors import GenerationError, SettingError
 from bottega.generation import ScriptedGenerator
-from bottega.parsing import LabelParser, same_answer
+from bottega.parsing import LabelParser, equal_answers
 from bottega.prompting import InterleavedPrompter
 from bottega.reranking import (
     BudgetedGenerator,
@@ -160,7 +160,7 @@ async def test_labels_equal_to_options_are_not_parsed_as_letters(
     candidates = [Candidate(Example(query, gold), 1.0)]
     answer = Answer(choices[0], labels=choices[:1])
     for choice in choices:
-        result = mutual(agree=same_answer)(
+        result = mutual(agree=equal_answers)(
             query, answer, candidates, BudgetedGenerator(ScriptedGenerator([choice]))
         )
         assert (await result).value == (choice == gold)

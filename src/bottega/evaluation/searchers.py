@@ -11,7 +11,7 @@ from bottega.evaluation.config import RunConfig
 from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.retrieval import RescoredRetriever, SwappedRetriever, gold_passages
 from bottega.generation import OpenAIGenerator, TransformersGenerator
-from bottega.parsing import same_answer
+from bottega.parsing import equal_answers
 from bottega.pipeline import Pipeline
 from bottega.prompting import ContinuationPrompter
 from bottega.protocols import Generator, Reranker, Retriever, Searcher, turns_only
@@ -69,7 +69,7 @@ def tree_search(pipeline: Pipeline, context: MethodContext) -> Pipeline:
         variant=config.variant,
         early_stop=config.early_stop,
         sampling=pipeline.sampling,
-        agree=same_answer,
+        agree=equal_answers,
         seed=context.config.seed,
         max_calls=config.max_calls(context.generator),
         zero_shot_prompt=context.data.prompt if shows_rationales(pipeline, context) else None,
@@ -129,13 +129,13 @@ def _reward(pipeline: Pipeline, context: MethodContext) -> RewardFunction:
             shots=context.shots,
             n=ENSEMBLE,
             sampling=pipeline.sampling,
-            agree=same_answer,
+            agree=equal_answers,
             seed=context.config.seed,
         )
     conclude = ContinuationPrompter(prompt) if turns_only(generator) else conclusion_prompter(parse)
     sampling = Sampling(REWARD_TEMPERATURE, pipeline.sampling.max_tokens)
     own = SelfConsistencyReward(
-        conclude, parse, n=PROBES, sampling=sampling, agree=same_answer, variant=config.variant
+        conclude, parse, n=PROBES, sampling=sampling, agree=equal_answers, variant=config.variant
     )
     metric = reward_metric(context.data, context.config)
     mutual = MutualReward(
@@ -143,7 +143,7 @@ def _reward(pipeline: Pipeline, context: MethodContext) -> RewardFunction:
         parse,
         n=PROBES,
         sampling=sampling,
-        agree=same_answer,
+        agree=equal_answers,
         variant=config.variant,
         score=None if metric is None else metric.score,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bottega.evaluation.metrics.intervals import Estimate
 from bottega.evaluation.stream_plan import Stream
 from bottega.evaluation.streams import PARTS, StreamResult, gain, growth, mean_over, scores_without
-from bottega.parsing import same_answer
+from bottega.parsing import equal_answers
 from bottega.recording import is_abstention
 
 NO_CACHE = "no cache"
@@ -139,7 +139,7 @@ def _agreement(
         equal = [
             one.answer.valid
             and not is_abstention(one.answer.text)
-            and same_answer(one.answer, answers[one.item.query.id], one.item.query)
+            and equal_answers(one.answer, answers[one.item.query.id], one.item.query)
             for one in results[stream].scored
             if one.tier in cheaper and one.item.query.id in answers
         ]

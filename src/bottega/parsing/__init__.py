@@ -13,20 +13,35 @@ from bottega.parsing.choices import (
     most_frequent,
     open_candidates,
 )
-from bottega.parsing.comparison import agreement, same_answer, same_choice, same_number, same_words
+from bottega.parsing.comparison import (
+    agreement,
+    compare_replies,
+    equal_answers,
+    field_agreement,
+    is_refusal,
+    same_answer,
+    same_choice,
+    same_number,
+    same_words,
+)
 from bottega.parsing.final_answers import FinalAnswerParser
-from bottega.parsing.labels import LabelParser
+from bottega.parsing.labels import LabelParser, SynonymParser
+from bottega.parsing.quantities import Sameness
 from bottega.parsing.replies import strip_thinking
-from bottega.parsing.synonyms import SynonymParser
 
 __all__ = [
     "ChoiceParser",
     "FinalAnswerParser",
     "LabelParser",
     "RationaleParser",
+    "Sameness",
     "SynonymParser",
     "agreement",
+    "compare_replies",
+    "equal_answers",
+    "field_agreement",
     "find_stated_answers",
+    "is_refusal",
     "last_answer",
     "most_confident",
     "most_frequent",

@@ -1,54 +1,331 @@
-"""Comparison of two answers or replies: by choice, number, formula and words."""
+"""Comparison of two answers or replies: same, different or undecided."""
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections import Counter
-from fractions import Fraction
+from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 
 from bottega.parsing.answers import find_choice, normalize
 from bottega.parsing.choices import ChoiceParser
 from bottega.parsing.final_answers import FinalAnswerParser
-from bottega.parsing.formulas import DIGITS, SIGNS, formula_tokens, formula_value, is_formula
+from bottega.parsing.formulas import DIGITS, SIGNS, formula_value
 from bottega.parsing.labels import LabelParser
+from bottega.parsing.phrase_rules import compare_formulas, compare_lists, compare_phrases
+from bottega.parsing.phrases import MAX_LENGTH, phrase
+from bottega.parsing.quantities import (
+    DIFFERENT,
+    SAME,
+    UNDECIDED,
+    Sameness,
+    combined,
+    compare_values,
+)
+from bottega.parsing.replies import FENCE, first_turn, strip_thinking, unwrap
 from bottega.types import Answer, Completion, Query
 
 ARTICLES = frozenset({"a", "an", "the"})
 WORD_TOKENS = re.compile(rf"[{SIGNS}]|[^\W{SIGNS}]+")
-# "B+" and "-B" are not letters; "no. 5" is a number.
-AROUND_LETTER = r"[^\w+\-−=<>\\^]*"
-LETTER = re.compile(rf"{AROUND_LETTER}([A-Z])(?:{AROUND_LETTER}|[.):]\s.*)", re.DOTALL)
-YES_OR_NO = re.compile(r"\W*(yes|no)\b(?!\.?\s*\d)", re.IGNORECASE)
+# "B+", "C#" and "-B" are not letters.
+AROUND_LETTER = r"[^\w+#\-−=<>\\^]*"
+LETTER = re.compile(
+    rf"(?:(?i:option|choice)\s+)?{AROUND_LETTER}([A-Z])(?:(?P<bare>{AROUND_LETTER})|[.):]\s.*)",
+    re.DOTALL,
+)
 OPTION = re.compile(r"^[ \t]*\(?([A-Z])[).:][ \t]+(\S.*)$", re.MULTILINE)
-FRACTION = re.compile(r"\\[dt]?frac\{([^{}]{1,30})\}\{([^{}]{1,30})\}")
-NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,200})?(?:\.\d{1,40})?(?:/\d{1,40})?")
-AROUND_NUMBER = " \t\n$€£¥%°~≈="
-CLOSE = 1e-6
+LISTED = re.compile(r"[,;|\n]+(?: ?and )?| and ", re.IGNORECASE)
+REFUSAL = re.compile(
+    r"\W*(?:(?:i\W?(?:a)?m )?(?:so |very )?sorry\b.*|as an ai\b.*|unknown|unclear|n/a|no answer"
+    r"|not sure|(?:i|we|it|this)?\s*(?:can ?not|can't|could not|couldn't"
+    r"|(?:am |'m )?(?:unable|not able) to)\s+(?:\w+ )?(?:be )?(?:determined?|answer(?:ed)?|identify"
+    r"|identified|tell|say|help|assist|provide|view|process|access|comply|recogni[sz]e"
+    r"|see (?:the|an|any|this) (?:image|picture|photo))\b.*"
+    r"|i (?:do not|don't) (?:know|have enough)\b.*|i(?: am|'m) not sure\b.*"
+    r"|(?:there is )?(?:not enough|insufficient) information\b.*"
+    r"|.{0,4}(?:我不知道|不知道|无法|抱歉|对不起).*"
+    r"|(?:es tut mir leid|ich wei(?:ß|ss) (?:es )?nicht|je ne sais pas|désolé|no (?:lo )?sé"
+    r"|lo siento)\b.*)\W*",
+    re.IGNORECASE | re.DOTALL,
+)
+STILL_ANSWERS = re.compile(
+    r"\b(?:probably|likely|looks like|answer is)\b|\bbut\b(?!.{0,12}(?:not|n't|unable)\b)", re.I
+)
+MAX_REFUSAL = 400
+# Fields that hold the answer of an object with others, such as a confidence.
+ANSWER_FIELDS = ("answer", "label", "result", "value", "class", "category", "prediction", "output")
+MAX_DEPTH = 50
+
+
+def compare_replies(one: str, other: str, query: Query) -> Sameness:
+    """Compare two raw replies to a query by their final answers.
+
+    Thinking is ignored. The final answer is the content of the last `\\boxed{}`, the text after
+    "Answer:" or "the answer is", or the whole reply. An empty reply and a refusal ("I cannot tell")
+    differ from any answer; two of them are undecided. See `same_answer` for the rules.
+    """
+    texts = [strip_thinking(reply) for reply in (one, other)]
+    return _compare(texts[0], texts[1], with_options(query))
+
+
+def same_answer(one: Answer, other: Answer, query: Query, /) -> Sameness:
+    """Compare two answers to a query.
+
+    Two JSON objects or arrays are compared by field (`field_agreement` gives the share of equal
+    fields). Otherwise, options are compared by `same_choice` if the query has choices or lists
+    options by letter, and other texts by `same_words`. Equal sets of labels are the same. An
+    invalid answer differs from a valid one.
+    """
+    if not (one.valid and other.valid):
+        return _compare_missing(one, other)
+    if len(one.labels) > 1 and set(one.labels) == set(other.labels):
+        return SAME
+    query = with_options(query)
+    if not query.choices and one.labels and one.labels == other.labels:
+        return SAME
+    if query.choices and (_labels(one, query) or _labels(other, query)):
+        return same_choice(one, other, query)
+    return _compare(one.text, other.text, query)
+
+
+def equal_answers(one: Answer, other: Answer, query: Query, /) -> float:
+    """Return 1.0 if `same_answer` finds two valid answers the same, else 0.0.
+
+    Undecided counts as different. Rewards and verification use this function.
+    """
+    return same_answer(one, other, query).score
+
+
+def _compare_missing(one: Answer, other: Answer) -> Sameness:
+    """Compare an invalid answer or a refusal: different from an answer, undecided with another."""
+    answers = [answer.valid and not is_refusal(answer.text) for answer in (one, other)]
+    return DIFFERENT if any(answers) else UNDECIDED
+
+
+def _compare(one: str, other: str, query: Query) -> Sameness:
+    ours, theirs = _json(one), _json(other)
+    if (ours is not None or theirs is not None) and not _is_labelled((ours, theirs), query):
+        pair = one if ours is None else ours, other if theirs is None else theirs
+        return _compare_json(*pair, query)
+    if query.choices:
+        return same_choice(Answer(one), Answer(other), query)
+    return same_words(Answer(one), Answer(other), query)
+
+
+def same_choice(one: Answer, other: Answer, query: Query, /) -> Sameness:
+    """Compare two answers by the options that they name.
+
+    An answer names an option by its text, its letter, or a value equal to one option only (0.5
+    names \\frac{1}{2}, and 0.12 m names 12 cm). Other answers are compared by `same_words`.
+    """
+    if not (one.valid and other.valid):
+        return _compare_missing(one, other)
+    query = with_options(query)
+    if any(len(_labels(answer, query)) > 1 for answer in (one, other)):
+        return SAME if _options_in(one, query) == _options_in(other, query) else DIFFERENT
+    ours, theirs = _option_in(one, query), _option_in(other, query)
+    lists = _options_in(one, query), _options_in(other, query)
+    if max(map(len, lists)) > 1 and all(lists):
+        return SAME if lists[0] == lists[1] else DIFFERENT
+    if ours and theirs:
+        return SAME if ours == theirs else DIFFERENT
+    first, second = Answer(next(iter(ours), one.text)), Answer(next(iter(theirs), other.text))
+    return same_words(first, second, Query(query.text))
+
+
+def same_number(one: Answer, other: Answer, query: Query, /) -> Sameness:
+    """Compare two values in any notation: 1,000 and 1000.0, five and 5, 12 cm and 0.12 m.
+
+    Whole numbers must be equal, others within a millionth; formulas to two decimals, as in
+    MathVision's metric: \\sqrt{2} and 1.41. See `compare_values` for units, percentages, dates and
+    ambiguous notations. A text without a single value is undecided.
+    """
+    if not (one.valid and other.valid):
+        return _compare_missing(one, other)
+    return _compare_numbers(final_answer(one.text, query), final_answer(other.text, query), query)
+
+
+def same_words(one: Answer, other: Answer, query: Query, /) -> Sameness:
+    """Compare two texts by the rules of `compare_phrases`. A refusal differs from an answer."""
+    if not (one.valid and other.valid):
+        return _compare_missing(one, other)
+    ours, theirs = (final_answer(answer.text, query) for answer in (one, other))
+    refused = [is_refusal(text) for text in (ours, theirs)]
+    if any(refused):
+        return UNDECIDED if all(refused) else DIFFERENT
+    bare = [text.upper() if len(text) == 1 else text.replace("*", "") for text in (ours, theirs)]
+    letters = [LETTER.fullmatch(text) for text in bare]
+    if letters[0] and letters[1] and any(found and found["bare"] is not None for found in letters):
+        return SAME if letters[0][1] == letters[1][1] else DIFFERENT
+    return compare_phrases(ours, theirs, query.text)
+
+
+def is_refusal(text: str) -> bool:
+    """Return whether a text is empty or declines to answer."""
+    if not text.strip():
+        return True
+    brief = text.strip()[:MAX_REFUSAL]
+    refused = REFUSAL.fullmatch(unicodedata.normalize("NFKC", brief).replace("’", "'"))
+    return refused is not None and not STILL_ANSWERS.search(brief)
+
+
+def field_agreement(one: str, other: str, query: Query) -> float | None:
+    """Return the share of equal fields of two replies that are JSON objects, else None.
+
+    Fields of nested objects count singly, and an array is one field. A field that only one object
+    has counts as unequal, unless it is null.
+    """
+    ours, theirs = _json(strip_thinking(one)), _json(strip_thinking(other))
+    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+        return None
+    outcomes = [found for _, found in _compare_fields(ours, theirs, query)]
+    return sum(found.score for found in outcomes) / len(outcomes) if outcomes else 1.0
+
+
+def _json(reply: str) -> object:
+    """Return the object or array that a reply consists of, without fences and text before it."""
+    text = FENCE.sub("", first_turn(reply)).strip()
+    starts = [at for at in (text.find("{"), text.find("[")) if at >= 0]
+    if not starts or text[-1] not in "]}":
+        return None
+    before = text[: min(starts)].strip()
+    if before and not before.endswith(":"):
+        return None
+    try:
+        found: object = json.loads(text[min(starts) :])
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict | list) else None
+
+
+def _is_labelled(data: Sequence[object], query: Query) -> bool:
+    """Return whether a query with choices asks for less than these objects: for one field."""
+    return bool(query.choices) and all(
+        not isinstance(each, dict) or len(each) == 1 for each in data
+    )
+
+
+def _compare_json(
+    one: object, other: object, query: Query, key: str = "", depth: int = 0
+) -> Sameness:
+    """Compare two parsed values, or one and the text of a reply.
+
+    Objects are compared by field, in any order; a missing field equals null. Arrays are compared as
+    lists of answers. A word in a field is a label: two different ones are different.
+    """
+    if one == other and type(one) is type(other) and not isinstance(one, dict | list):
+        return SAME
+    if depth > MAX_DEPTH:
+        return UNDECIDED
+    if isinstance(one, dict) and isinstance(other, dict):
+        return combined(found for _, found in _compare_fields(one, other, query, depth))
+    if isinstance(one, list) and isinstance(other, list):
+        return _compare_arrays(one, other, query, key, depth)
+    for each, text in ((one, other), (other, one)):
+        if isinstance(each, dict):
+            field = _answer_field(each)
+            return (
+                UNDECIDED
+                if field is None or isinstance(text, list)
+                else _compare_json(each[field], text, query, key, depth + 1)
+            )
+        if isinstance(each, list):
+            scalars = all(not isinstance(item, dict | list) for item in each)
+            return (
+                _compare_texts(", ".join(map(_text, each)), _text(text), query, key)
+                if scalars and not depth
+                else DIFFERENT
+            )
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        same_type = isinstance(one, bool) == isinstance(other, bool)
+        return (SAME if one == other else DIFFERENT) if same_type else UNDECIDED
+    if one is None or other is None:
+        return DIFFERENT
+    return _compare_texts(_text(one), _text(other), query, key)
+
+
+def _compare_fields(
+    one: Mapping[str, object], other: Mapping[str, object], query: Query, depth: int = 0
+) -> list[tuple[str, Sameness]]:
+    """Return the outcome of each field of two objects; the names of fields have no case."""
+    ours, theirs = _by_name(one), _by_name(other)
+    found: list[tuple[str, Sameness]] = []
+    for name in dict.fromkeys((*ours, *theirs)):
+        pair = ours.get(name), theirs.get(name)
+        if isinstance(pair[0], dict) and isinstance(pair[1], dict) and depth < MAX_DEPTH:
+            found += _compare_fields(pair[0], pair[1], query, depth + 1)
+        else:
+            found.append((name, _compare_json(*pair, query, name, depth + 1)))
+    return found
+
+
+def _by_name(fields: Mapping[str, object]) -> Mapping[str, object]:
+    named = {normalize(name): value for name, value in fields.items()}
+    return named if len(named) == len(fields) else fields
+
+
+def _answer_field(fields: Mapping[str, object]) -> str | None:
+    if len(fields) == 1:
+        return next(iter(fields))
+    return next((name for name in fields if normalize(name) in ANSWER_FIELDS), None)
+
+
+def _compare_arrays(
+    one: Sequence[object], other: Sequence[object], query: Query, key: str, depth: int
+) -> Sameness:
+    if json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True):
+        return SAME
+    if len(one) == len(other) == 1:
+        return _compare_json(one[0], other[0], query, key, depth + 1)
+    if all(not isinstance(item, dict | list) for item in (*one, *other)):
+        return compare_lists([*map(_text, one)], [*map(_text, other)], f"{query.text} {key}")
+    if len(one) != len(other):
+        return DIFFERENT
+    ours, theirs = (
+        sorted(json.dumps(item, sort_keys=True) for item in each) for each in (one, other)
+    )
+    if ours == theirs:
+        return SAME
+    return combined(
+        _compare_json(a, b, query, key, depth + 1) for a, b in zip(one, other, strict=True)
+    )
+
+
+def _compare_texts(one: str, other: str, query: Query, key: str) -> Sameness:
+    """Compare the texts of two fields, or of a field and a reply."""
+    same = same_words(Answer(one), Answer(other), Query(f"{query.text} {key}"))
+    is_label = key and same is UNDECIDED and not any(map(str.isdigit, one + other))
+    labels = is_label and len(one.split()) == len(other.split()) == 1
+    return DIFFERENT if labels else same
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
 
 
 def agreement(one: str, other: str, query: Query) -> float:
-    """Return the symmetric agreement of two replies to a query, from 0 to 1.
+    """Return the word overlap of the final answers of two replies, from 0 to 1.
 
-    Compared are the final answers: the content of the last `\\boxed{}`, the text after "Answer:" or
-    "the answer is", or else the whole reply without thinking. Options of the query (its choices, or
-    lines like "B) Paris" in its text), letters, numbers and answers that begin with yes or no agree
-    fully or not at all. Other texts agree by F1 over words without articles, as in SQuAD: a long
-    paraphrase scores about 0.5. Synonyms and units are unknown. An empty reply agrees with nothing.
+    This is the symmetric F1 over words without articles, as in SQuAD. It does not measure whether
+    two replies agree: "visible defect" and "no visible defect" overlap by 0.8. Use
+    `compare_replies` for that.
     """
     query = with_options(query)
     ours, theirs = final_answer(one, query), final_answer(other, query)
-    if not normalize(ours) or not normalize(theirs):
-        return float(bool(ours) and ours == theirs)
     if normalize(ours) == normalize(theirs):
-        return 1.0
-    if any(find_choice(said, query.choices) is not None for said in (ours, theirs)):
-        return 0.0
-    numbers = parse_number(ours), parse_number(theirs)
-    if numbers[0] is not None and numbers[1] is not None:
-        return float(numbers_close(numbers[0], numbers[1]))
-    return word_overlap(ours, theirs)
+        return float(bool(ours) and (ours == theirs or bool(normalize(ours))))
+    mine, yours = _words(ours), _words(theirs)
+    common = (mine & yours).total()
+    return 2 * common / (mine.total() + yours.total()) if common else 0.0
+
+
+def _words(text: str) -> Counter[str]:
+    found = WORD_TOKENS.findall(unicodedata.normalize("NFKC", text).casefold())
+    return Counter(DIGITS.get(word, word) for word in found if word not in ARTICLES)
 
 
 def with_options(query: Query) -> Query:
@@ -58,7 +335,11 @@ def with_options(query: Query) -> Query:
 
 def final_answer(reply: str, query: Query) -> str:
     """Return the text of the chosen option, or else the final answer of the reply."""
+    reply = unwrap(reply) if "<" in reply or "`" in reply else reply
     said = FinalAnswerParser()(query, Completion(reply)).text
+    if said[:1].isdigit():  # the parser strips the dollar signs of formulas
+        dollars = [form for form in (f"${said}", f"{said}$", f"{said} $") if form in reply]
+        said = dollars[0] if len(dollars) == 1 else said
     if query.choices and said not in query.choices:  # an exact option needs no parsing
         read = ChoiceParser(whole_words=True)
         for text in (said, reply):
@@ -79,122 +360,6 @@ def _options(text: str) -> tuple[str, ...]:
     return tuple(options) if len(options) > 1 else ()
 
 
-def word_overlap(ours: str, theirs: str) -> float:
-    """Return 0 or 1 for letters, yes and no, and else the F1 over words."""
-    same = compare_decisive(ours, theirs)
-    if same is not None:
-        return float(same)
-    mine, other = _words(ours), _words(theirs)
-    common = (mine & other).total()
-    return 2 * common / (mine.total() + other.total()) if common else 0.0
-
-
-def compare_decisive(ours: str, theirs: str) -> bool | None:
-    """Compare two answers that are letters, or begin with yes or no. Return None for others."""
-    letters = LETTER.fullmatch(ours), LETTER.fullmatch(theirs)
-    if letters[0] and letters[1] and min(len(normalize(ours)), len(normalize(theirs))) == 1:
-        return letters[0][1] == letters[1][1]
-    said = YES_OR_NO.match(ours), YES_OR_NO.match(theirs)
-    if said[0] and said[1]:
-        return said[0][1].lower() == said[1][1].lower()
-    return None
-
-
-def parse_number(text: str) -> Fraction | None:
-    """Return the number in the text: digits, a word up to twelve, or a fraction. Else None."""
-    bare = DIGITS.get(normalize(text), FRACTION.sub(r"\1/\2", text)).lstrip(AROUND_NUMBER)
-    bare = bare.rstrip(AROUND_NUMBER + ".").replace(" ", "")
-    if not any(sign.isdigit() for sign in bare) or not NUMBER.fullmatch(bare):
-        return None
-    try:
-        return Fraction(bare.replace(",", ""))
-    except (ValueError, ZeroDivisionError):  # "1.5/2" is not supported
-        return None
-
-
-def numbers_close(one: Fraction, other: Fraction) -> bool:
-    """Return whether two numbers are equal up to a millionth.
-
-    Whole numbers (years, counts, identifiers) must be exactly equal.
-    """
-    if one.denominator == other.denominator == 1:
-        return one == other
-    return abs(one - other) <= CLOSE * max(abs(one), abs(other))
-
-
-def _words(text: str) -> Counter[str]:
-    found = WORD_TOKENS.findall(unicodedata.normalize("NFKC", text).casefold())
-    return Counter(DIGITS.get(word, word) for word in found if word not in ARTICLES)
-
-
-LISTED = re.compile(r"[,;|\n]+(?: ?and )?| and ")
-# Dates, telephone numbers and scores are not formulas.
-JOINED = re.compile(r"\d\s*[-/]\s*\d")
-
-
-def same_answer(one: Answer, other: Answer, query: Query, /) -> float:
-    """Compare two answers by the kind of the query and the answers.
-
-    Use `same_choice` if the query has choices or lists options by letter, `same_number` for two
-    numbers, and else `same_words`.
-    """
-    query = with_options(query)
-    if query.choices:
-        return same_choice(one, other, query)
-    if one.labels and set(one.labels) == set(other.labels):
-        return float(one.valid and other.valid)
-    numbers = (parse_number(final_answer(answer.text, query)) for answer in (one, other))
-    by_words = any(found is None for found in numbers) and same_words(one, other, query)
-    return float(by_words or same_number(one, other, query))
-
-
-def same_choice(one: Answer, other: Answer, query: Query, /) -> float:
-    """Return 1.0 if both answers name the same options of the query, else 0.0.
-
-    An answer names an option by its text, its letter, or a number equal to one option only (0.5
-    names \\frac{1}{2}). Other answers are compared up to case, outer punctuation and spacing.
-    """
-    if not (one.valid and other.valid):
-        return 0.0
-    query = with_options(query)
-    if any(len(_labels(answer, query)) > 1 for answer in (one, other)):
-        return float(_options_in(one, query) == _options_in(other, query))
-    ours, theirs = _option_in(one, query), _option_in(other, query)
-    if ours or theirs:
-        return float(ours == theirs)
-    return float(normalize(one.text) == normalize(other.text))
-
-
-def same_number(one: Answer, other: Answer, query: Query, /) -> float:
-    """Return 1.0 for equal numbers in any notation: 1,000 and 1000.0, five and 5, 50 % and 50.
-
-    Whole numbers must be equal, others up to a millionth. Formulas must agree to two decimals, as
-    in MathVision's metric: \\sqrt{2} and 1.41. Text that is not a number equals nothing.
-    """
-    if not (one.valid and other.valid):
-        return 0.0
-    return float(_equal(final_answer(one.text, query), final_answer(other.text, query)))
-
-
-def same_words(one: Answer, other: Answer, query: Query, /) -> float:
-    """Return 1.0 for equal words, as VizWiz and OK-VQA compare short answers, else 0.0.
-
-    Case, punctuation, articles and order are ignored, and "two" equals "2". If an answer contains
-    digits or a formula, order, signs and decimals matter: 5 kg differs from -5 kg, 1.5 kg from 5.1
-    kg. Only the first word counts in answers that begin with yes or no. Synonyms are unknown; use
-    `agreement` for partial overlap.
-    """
-    if not (one.valid and other.valid):
-        return 0.0
-    ours, theirs = final_answer(one.text, query), final_answer(other.text, query)
-    if not normalize(ours) or not normalize(theirs):
-        return float(bool(ours) and ours == theirs)
-    same = compare_decisive(ours, theirs)
-    if same is None and (is_formula(ours) or is_formula(theirs)):
-        return float(formula_tokens(ours) == formula_tokens(theirs))
-    return float(normalize(ours) == normalize(theirs) or word_overlap(ours, theirs) == 1.0)
-
-
 def _labels(answer: Answer, query: Query) -> frozenset[str]:
     """Return the labels of an answer, or an empty set if they are not options."""
     labels = frozenset(answer.labels)
@@ -204,7 +369,7 @@ def _labels(answer: Answer, query: Query) -> frozenset[str]:
 def _options_in(answer: Answer, query: Query) -> frozenset[str]:
     """Return the options of a list of texts or letters; empty if it contains anything else."""
     labels = _labels(answer, query)
-    if labels:
+    if labels or len(answer.text) > MAX_LENGTH:
         return labels
     listed = LabelParser(multi_label=True)(query, Completion(answer.text))
     if listed.valid:
@@ -225,16 +390,16 @@ def _option_in(answer: Answer, query: Query) -> frozenset[str]:
     named = find_choice(said, query.choices)
     if named is not None:
         return frozenset({named})
-    equal = [option for option in options if _equal(said, option)]
+    equal = [one for one in options if _compare_numbers(said, one, query) is SAME]
     return frozenset(equal if len(equal) == 1 else ())
 
 
-def _equal(one: str, other: str) -> bool:
-    """Return whether two texts are equal numbers or formulas of equal value."""
-    ours, theirs = parse_number(one), parse_number(other)
-    if ours is not None and theirs is not None:
-        return numbers_close(ours, theirs)
-    values = [None if JOINED.search(text) else formula_value(text) for text in (one, other)]
-    if values[0] is None or values[1] is None:
-        return False
-    return round(values[0], 2) == round(values[1], 2)
+def _compare_numbers(one: str, other: str, query: Query) -> Sameness:
+    ours, theirs = phrase(one), phrase(other)
+    if len(ours.atoms) == len(theirs.atoms) == 1 and ours.values and theirs.values:
+        return compare_values(ours.values[0], theirs.values[0], query.text)
+    return (
+        compare_formulas(one, other)
+        if formula_value(one) is not None is not formula_value(other)
+        else UNDECIDED
+    )

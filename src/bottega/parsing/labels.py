@@ -1,11 +1,13 @@
-"""Parser of labels, and contradictions in the text after a label."""
+"""Parsers of labels and their synonyms, and contradictions in the text after a label."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from string import ascii_letters, ascii_lowercase
 
+from bottega.errors import SettingError
 from bottega.parsing.answers import (
     ANSWER_PHRASE,
     QUOTES,
@@ -214,6 +216,38 @@ class LabelParser:
         if labels is None and self.multi_label:
             labels = () if normalize(text) == NO_LABEL else _split(text, index)
         return None if labels is None or contradicts(later, labels, index) else labels
+
+
+class SynonymParser:
+    """Label parser that replaces each name of a label by the label: "tabby" by "cat".
+
+    `names` gives the other names of each label; a label is its own name, too. A name belongs to one
+    label (`SettingError`). Replies with other names are invalid.
+    """
+
+    def __init__(self, names: Mapping[str, Sequence[str]], *, multi_label: bool = False) -> None:
+        self._label_of = {label.casefold(): label for label in names}
+        self._names = list(names)
+        for label, others in names.items():
+            for name in others:
+                owner = self._label_of.setdefault(name.casefold(), label)
+                if owner != label:
+                    raise SettingError(
+                        f"the name {name!r} belongs to {owner!r} and {label!r}",
+                        hint="give each name to one label",
+                    )
+                self._names.append(name)
+        self._parse = LabelParser(multi_label=multi_label)
+
+    def __call__(self, query: Query, completion: Completion, /) -> Answer:
+        choices = tuple(dict.fromkeys((*query.choices, *self._names)))
+        text = strip_thinking(completion.text)
+        answer = self._parse(replace(query, choices=choices), replace(completion, text=text))
+        if not answer.valid:
+            return answer
+        labels = [self._label_of.get(name.casefold(), name) for name in answer.labels]
+        unique = tuple(dict.fromkeys(labels))
+        return replace(answer, text=", ".join(unique) or answer.text, labels=unique)
 
 
 def stated_label(query: Query, completion: Completion) -> Answer | None:

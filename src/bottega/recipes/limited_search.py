@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bottega.errors import BottegaError, GenerationError, SettingError
-from bottega.parsing import same_answer
+from bottega.parsing import equal_answers
 from bottega.protocols import Candidates, Generator, Parser, Prompter, Reranker
 from bottega.recipes.rcts import default_reward
 from bottega.reranking import EnsembleReward, RewardFunction, TreeSearch
@@ -91,7 +91,7 @@ class SearchLimits:
         reward: RewardFunction = default_reward(prompt, parse, sampling=sampling)
         if self.brief:
             reward = EnsembleReward(
-                prompt, parse, shots=shots, n=ENSEMBLE, sampling=sampling, agree=same_answer
+                prompt, parse, shots=shots, n=ENSEMBLE, sampling=sampling, agree=equal_answers
             )
         return TreeSearch(
             generator,
@@ -100,7 +100,7 @@ class SearchLimits:
             reward=reward,
             rollouts=ROLLOUTS,
             sampling=sampling,
-            agree=same_answer,
+            agree=equal_answers,
             max_calls=self.max_calls,
             max_tokens=self.tokens,
         )

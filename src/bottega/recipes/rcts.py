@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from bottega.errors import SettingError
 from bottega.knowledge import KnowledgeBase
-from bottega.parsing import LabelParser, same_answer
+from bottega.parsing import LabelParser, equal_answers
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import ConclusionPrompter, ContinuationPrompter, ReasoningPrompter
 from bottega.protocols import (
@@ -53,7 +53,7 @@ def rcts(
     retrieve: Retriever | None = None,
     prompt: Prompter | None = None,
     parse: Parser | None = None,
-    agree: AgreementFunction = same_answer,
+    agree: AgreementFunction = equal_answers,
     max_calls: int | None = None,
     max_tokens: int | None = None,
     record: Recorder | None = None,
@@ -69,12 +69,11 @@ def rcts(
     examples with the answer as a demonstration). The default `prompt` asks for the rationale
     (`ReasoningPrompter`); for a generator that reads brief turns only, it is such turns. Without a
     rationale only the mutual reward counts; `reward=EnsembleReward(...)` may then be better.
-    `agree` compares two answers: `same_answer` by their kind, `same_choice`, `same_number` and
-    `same_words` always by one kind. The paper retrieves by late interaction
-    (`retrieve=DenseRetriever(LateInteractionIndex(...).search)`); the default is the search of
-    `knowledge`. `parallel` branches are answered concurrently; 1 is the paper's order. `max_calls`
-    completions and `max_tokens` tokens limit the search of one query. A given `search`, such as a
-    `FlatSearch`, is used unchanged.
+    `agree` compares two answers, by default with `same_answer`. The paper retrieves by late
+    interaction (`retrieve=DenseRetriever(LateInteractionIndex(...).search)`); the default is the
+    search of `knowledge`. `parallel` branches are answered concurrently; 1 is the paper's order.
+    `max_calls` completions and `max_tokens` tokens limit the search of one query. A given `search`,
+    such as a `FlatSearch`, is used unchanged.
     """
     check_depth(shots)
     if fetch < shots:
@@ -129,7 +128,7 @@ def default_reward(
     alpha: float = 0.2,
     sampling: Sampling | None = None,
     variant: Variant = "paper",
-    agree: AgreementFunction = same_answer,
+    agree: AgreementFunction = equal_answers,
     conclude: Callable[[Query, str], Prompt] | None = None,
 ) -> WeightedReward:
     """Return the paper's reward (eq. 9), sampled at temperature 0.8 with the `max_tokens` of

@@ -1,0 +1,419 @@
+"""Rules that decide whether two texts say the same: values, negations, codes, names, order."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from bottega.parsing.answers import normalize
+from bottega.parsing.formulas import formula_tokens, formula_value
+from bottega.parsing.phrases import (
+    CHUNK,
+    FILLER,
+    MAX_ITEMS,
+    MAX_LENGTH,
+    NEGATIONS,
+    PREPOSITIONS,
+    SIGN,
+    Phrase,
+    phrase,
+    plain_notation,
+    retracts,
+    split_explanation,
+    split_list,
+    unquoted,
+    without_leads,
+)
+from bottega.parsing.quantities import (
+    COUNTS,
+    DIFFERENT,
+    SAME,
+    UNDECIDED,
+    Quantity,
+    Sameness,
+    combined,
+    compare_values,
+)
+
+SHORT = 8  # words of a text that states one thing
+YES = "yes|yeah|yep|true|correct|ja|oui|sí|да|はい"
+NO = "no|nope|false|incorrect|nein|non|нет|いいえ"
+POLARITY = re.compile(
+    rf"\W*(?:(?P<yes>{YES})|(?P<no>{NO}))(?:(?=\s*(?:[^\w\s]|\Z|\n))(?!\.?\s*\d)"
+    r"|(?=\s+(?:it|there|they|this|that|he|she|i|we|you|the)\b)|(?<=yes)(?=\s))"
+    r"|\W*(?:(?P<yes2>是的?|对的?|有)|(?P<no2>不是|不对|不|否|没有))\W*\Z",
+    re.IGNORECASE,
+)
+OPPOSITE = re.compile(rf"\b(?:{YES}|{NO})\b", re.IGNORECASE)
+TAKEN_BACK = re.compile(r"\b(?:wait|actually|sorry|correction|mistake|instead)\b", re.IGNORECASE)
+NEGATIVE_PREFIXES = ("un", "in", "im", "il", "ir", "non", "dis")
+# Words of which each pair from different sides, divided by "/", excludes the other.
+EXCLUSIVE = (
+    "red/orange/yellow/green/blue/purple violet/pink/brown/black/white/gray grey",
+    "红/绿/蓝/黄/黑/白/灰/紫", "rot rote/grün grüne/blau blaue/gelb gelbe/schwarz/weiß",
+    "monday/tuesday/wednesday/thursday/friday/saturday/sunday", "spring/summer/autumn fall/winter",
+    "january/february/march/april/may/june/july/august/september/october/november/december",
+    "left/right", "左/右", "上/下", "男/女", "up/down", "top upper/bottom lower", "above/below",
+    "north/south/east/west", "northern/southern/eastern/western", "front/back rear",
+    "inside indoors indoor/outside outdoors outdoor", "open opened/closed shut", "he/she",
+    "on/off/under underneath/behind", "male man men boy/female woman women girl", "day/night",
+    "hot warm/cold cool", "wet/dry", "more/less fewer", "high higher/low lower", "before/after",
+    "large big larger bigger/small smaller", "present/absent", "safe/unsafe dangerous",
+    "pass passed passes/fail failed fails",
+    "increase increases increasing increased/decrease decreases decreasing decreased", "full/empty",
+    "positive/negative", "alive/dead", "same/different", "old older/new young newer younger",
+    "long longer/short shorter", "fast faster/slow slower", "horizontal/vertical", "odd/even",
+    "clockwise/counterclockwise anticlockwise", "good/bad", "success/failure", "clean/dirty",
+    "accept accepted/reject rejected", "true/false", "correct/incorrect wrong", "win won/lose lost",
+    "always/never", "all/none", "morning/afternoon/evening", "benign/malignant",
+)  # fmt: skip
+SIDE_OF = {
+    word: (group, side)
+    for group, sides in enumerate(EXCLUSIVE)
+    for side, words in enumerate(sides.split("/"))
+    for word in words.split()
+}
+ORDERED = re.compile(
+    r"\b(?:rank\w*|order\w*|sequence\w*|steps?|sort\w*|first|chronolog\w*|alphabetical\w*|ascending"
+    r"|descending|coordinates?|points?|vector|matrix|interval|tuple|bbox|box|bounding|positions?"
+    r"|reihenfolge|nacheinander)\b|顺序|排序|步骤",
+    re.IGNORECASE,
+)
+ASKS_NAME = re.compile(
+    r"\b(?:who|whom|whose|where (?:was|were|did|does)|named?|called|capital|city|country|author"
+    r"|artist|brand|company|person|president|wer|qui|quién)\b|谁",
+    re.IGNORECASE,
+)
+GERMAN = re.compile(r"\b(?:welche[rsnm]?|ist|wie|der|das|und|ein|eine)\b", re.IGNORECASE)
+ROMAN = re.compile(r"[ivx]{2,}|[a-hj-z]")  # also single letters, except the word i
+MATH = re.compile(r"[\\^=<>±√π×÷]|\w\s*[+*]\s*\w|\d\s*/\s*\d|[(\[]\s*-?[\d.]+\s*,")
+NUMBERED_LINE = re.compile(r"\s*1[.)]\s")
+TUPLE = re.compile(r"[(\[]\s*[-−]?[\d.]+\s*,[^()\[\]]*[)\]]")
+NAME = re.compile(r"\b[A-ZÀ-ÖØ-Þ][\w'’]*")
+
+
+def compare_phrases(one: str, other: str, question: str) -> Sameness:
+    """Compare two texts that answer a question.
+
+    The same are texts with equal words and values in order, without case, punctuation, articles,
+    an introduction ("The car is", if the question names the car) and an explanation after a short
+    answer; equal lists; and yes or no. Different are opposite polarities, different values, codes,
+    names, orders of the same words, and words that exclude each other. Anything else is undecided:
+    synonyms, paraphrases, singular and plural.
+    """
+    one, other = unquoted(one), unquoted(other)
+    if one == other:
+        return SAME
+    if max(len(one), len(other)) > MAX_LENGTH:
+        return SAME if normalize(one) == normalize(other) else UNDECIDED
+    polarity = _compare_polarity(one, other, question)
+    if polarity is not None:
+        return polarity
+    (ours, our_rest), (theirs, their_rest) = (
+        split_explanation(each, question) for each in (one, other)
+    )
+    found = _compare_stated(ours, theirs, question)
+    if found is SAME and our_rest and their_rest and _values_conflict(our_rest, their_rest):
+        return UNDECIDED
+    return found
+
+
+def _compare_stated(ours: str, theirs: str, question: str) -> Sameness:
+    one, other = phrase(ours), phrase(theirs)
+    asked = frozenset(word for word in phrase(question[:MAX_LENGTH]).words)
+    if _is_negated(one, other) or _is_negated(other, one):
+        return DIFFERENT
+    one, other = without_leads(one, other, asked)
+    tuples = any(TUPLE.search(text) for text in (ours, theirs))
+    if len(one.atoms) == len(other.atoms) == 1 and one.values and other.values and not tuples:
+        return compare_values(one.values[0], other.values[0], question)
+    if _is_math(ours) or _is_math(theirs):
+        return compare_formulas(ours, theirs)
+    numbered = all(NUMBERED_LINE.match(text) for text in (ours, theirs))
+    listed = compare_lists(split_list(ours), split_list(theirs), question, numbered=numbered)
+    if listed is not UNDECIDED or numbered:
+        return listed
+    return _compare_atoms(one, other, question, asked)
+
+
+def _compare_polarity(one: str, other: str, question: str) -> Sameness | None:
+    """Compare answers that begin with yes or no; None if one of them does not."""
+    said = POLARITY.match(one), POLARITY.match(other)
+    if said[0] is None or said[1] is None:
+        return None
+    rests = one[said[0].end() :], other[said[1].end() :]
+    if any(TAKEN_BACK.search(rest) or OPPOSITE.search(rest) for rest in rests):
+        return UNDECIDED
+    if bool(said[0]["yes"] or said[0]["yes2"]) != bool(said[1]["yes"] or said[1]["yes2"]):
+        return DIFFERENT
+    doubtful = any(map(retracts, rests))
+    contradictory = all(phrase(rest).atoms for rest in rests) and (
+        _compare_stated(*rests, question) is DIFFERENT
+    )
+    return UNDECIDED if doubtful or contradictory or _values_conflict(*rests) else SAME
+
+
+def _values_conflict(one: str, other: str) -> bool:
+    ours, theirs = phrase(one[:MAX_LENGTH]).values, phrase(other[:MAX_LENGTH]).values
+    return bool(ours and theirs) and ours != theirs
+
+
+def _is_math(text: str) -> bool:
+    plain = text if "\\" in text else plain_notation(text)
+    return MATH.search(plain) is not None
+
+
+def compare_formulas(one: str, other: str) -> Sameness:
+    """Compare formulas by their tokens, or by value to two decimals as in MathVision's metric.
+
+    Formulas that differ only in numbers, signs or brackets are different; others may be equal in
+    another form.
+    """
+    ours, theirs = formula_tokens(one), formula_tokens(other)
+    if ours == theirs:
+        return SAME
+    values = formula_value(one), formula_value(other)
+    if values[0] is not None and values[1] is not None:
+        return SAME if round(values[0], 2) == round(values[1], 2) else DIFFERENT
+    changed = [(a, b) for a, b in zip(ours, theirs, strict=False) if a != b]
+    unsigned = [[token for token in tokens if token not in "+-"] for tokens in (ours, theirs)]
+    if unsigned[0] == unsigned[1]:
+        return DIFFERENT
+    swapped = Counter(ours) == Counter(theirs) and "," not in one
+    letters = any(a.isalpha() or b.isalpha() for a, b in changed)
+    return UNDECIDED if len(ours) != len(theirs) or swapped or letters else DIFFERENT
+
+
+def compare_lists(
+    ours: Sequence[str], theirs: Sequence[str], question: str, *, numbered: bool = False
+) -> Sameness:
+    """Compare lists as sets, or in order if the question asks for an order or a position.
+
+    Two numbered lists in different orders are undecided: they may answer several questions. Lists
+    of different length are different, unless one repeats items. A list and one of its items are
+    different, except for places such as "Paris, France".
+    """
+    if min(len(ours), len(theirs)) < 2:
+        return _compare_item(ours, theirs) if max(len(ours), len(theirs)) > 1 else UNDECIDED
+    one, other = ([" ".join(map(str, phrase(x).atoms)) for x in each] for each in (ours, theirs))
+    if ORDERED.search(question):
+        if one != other and sorted(one) == sorted(other):
+            return DIFFERENT
+        pairs = zip(ours, theirs, strict=False)
+        same = combined(compare_phrases(*pair, question) for pair in pairs)
+        return same if len(ours) == len(theirs) else DIFFERENT
+    if sorted(one) == sorted(other):
+        return SAME if one == other or not numbered else UNDECIDED
+    if len(ours) != len(theirs):
+        return UNDECIDED if set(one) == set(other) else DIFFERENT
+    return _match_items(list(ours), list(theirs), question)
+
+
+def _match_items(ours: list[str], theirs: list[str], question: str) -> Sameness:
+    if len(ours) > MAX_ITEMS:
+        return UNDECIDED
+    for item in tuple(ours):
+        equal = next((t for t in theirs if compare_phrases(item, t, question) is SAME), None)
+        if equal is not None:
+            ours.remove(item)
+            theirs.remove(equal)
+    outcomes = [[compare_phrases(item, t, question) for t in theirs] for item in ours]
+    if any(set(row) == {DIFFERENT} for row in outcomes):
+        return DIFFERENT
+    return UNDECIDED if outcomes else SAME
+
+
+def _compare_item(ours: Sequence[str], theirs: Sequence[str]) -> Sameness:
+    items, single = (ours, theirs) if len(ours) > 1 else (theirs, ours)
+    places = len(items) == 2 and all(item[:1].isupper() for item in items)
+    single_text = phrase(single[0]).atoms if single else ()
+    part = any(phrase(item).atoms == single_text for item in items)
+    return DIFFERENT if part and not places else UNDECIDED
+
+
+def _compare_atoms(one: Phrase, other: Phrase, question: str, asked: frozenset[str]) -> Sameness:
+    """Compare the words and values of two phrases, by the first rule that decides."""
+    if one.atoms == other.atoms and one.atoms:
+        return SAME
+    if not one.words and not other.words and not (one.values or other.values):
+        return SAME if normalize(one.text) == normalize(other.text) != "" else UNDECIDED
+    if _flat(one) == _flat(other):
+        return SAME
+    if _kinds(one) == _kinds(other):
+        pairs = zip(one.values, other.values, strict=True)
+        return combined(compare_values(*pair, question) for pair in pairs)
+    if _squashed(one.text) == _squashed(other.text):  # "3, 5" and "3,5"
+        return UNDECIDED
+    if _is_negated(one, other) or _is_negated(other, one) or _is_opposite(one, other):
+        return DIFFERENT
+    if Counter(map(str, one.atoms)) == Counter(map(str, other.atoms)):
+        return _compare_order(one, other)
+    values = _compare_single_values(one, other, question, asked)
+    if values is not None:
+        return values
+    if _codes_differ(one, other) or _exclude(one, other) or _names_differ(one, other, question):
+        return DIFFERENT
+    return DIFFERENT if _both_named(one, other, question) else UNDECIDED
+
+
+def _kinds(one: Phrase) -> list[str]:
+    return [atom if isinstance(atom, str) else "" for atom in one.atoms]
+
+
+def _flat(one: Phrase) -> list[str]:
+    """Return the words with codes and whole numbers in parts: AB-12 equals AB 12."""
+    flat: list[str] = []
+    for atom in one.atoms:
+        if isinstance(atom, str):
+            flat += CHUNK.findall(atom) or [atom]
+        else:
+            plain = isinstance(atom, Quantity) and atom.text.isdecimal()
+            flat.append(atom.text if plain and isinstance(atom, Quantity) else str(atom))
+    return flat
+
+
+def _squashed(text: str) -> str:
+    return "".join(normalize(text).split())
+
+
+def _content(one: Phrase) -> Counter[str]:
+    """Return the words that carry meaning, in the singular, and the values."""
+    words = (atom if isinstance(atom, str) else str(atom) for atom in one.atoms)
+    return Counter(_stem(word) for word in words if word not in FILLER and word not in NEGATIONS)
+
+
+def _stem(word: str) -> str:
+    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
+
+
+def _negations(one: Phrase) -> int:
+    return sum(word in NEGATIONS for word in one.words)
+
+
+def _is_negated(one: Phrase, other: Phrase) -> bool:
+    """Return whether the first phrase denies the second: all that it names is in the second."""
+    if _negations(one) % 2 == 0 or _negations(other) % 2:
+        return False
+    content = _content(one)
+    bare = [atom for atom in one.atoms if atom not in NEGATIONS]
+    size = len(other.atoms)
+    denied = any(
+        one.atoms[at] in NEGATIONS and one.atoms[at + 1 : at + 1 + size] == other.atoms
+        for at in range(len(one.atoms) - size)
+    )
+    return denied or bare == list(other.atoms) or (bool(content) and content <= _content(other))
+
+
+def _is_opposite(one: Phrase, other: Phrase) -> bool:
+    """Return whether the phrases differ in one word, with and without a negative prefix."""
+    ours, theirs = _content(one), _content(other)
+    left, right = list((ours - theirs).elements()), list((theirs - ours).elements())
+    if len(left) != 1 or len(right) != 1:
+        return False
+    short, long = sorted((left[0], right[0]), key=len)
+    return any(long == prefix + short for prefix in NEGATIVE_PREFIXES)
+
+
+def _compare_order(one: Phrase, other: Phrase) -> Sameness:
+    """Compare equal words in another order. A name with its first name last, and a sentence that
+    begins with its adverbial, are undecided."""
+    if ("," in one.text) != ("," in other.text):
+        return UNDECIDED
+    ours, theirs = list(map(str, one.atoms)), list(map(str, other.atoms))
+    for at in range(1, len(ours)):
+        if ours[at:] + ours[:at] == theirs and {ours[0], ours[at]} & PREPOSITIONS:
+            return UNDECIDED
+    return DIFFERENT
+
+
+def _compare_single_values(
+    one: Phrase, other: Phrase, question: str, asked: frozenset[str]
+) -> Sameness | None:
+    """Compare the values of two phrases with other words around them. None if none decides."""
+    ours, theirs = one.values[:MAX_ITEMS], other.values[:MAX_ITEMS]
+    outcomes = [[compare_values(a, b, question) for b in theirs] for a in ours]
+    if not outcomes or not theirs:
+        return None
+    if len(ours) == len(theirs) == 1:
+        rests = [[w for w in p.words if w not in FILLER and w not in asked] for p in (one, other)]
+        bare = not rests[0] and not rests[1]
+        counted = COUNTS.search(question) and [] in rests and max(map(len, rests)) == 1
+        if outcomes[0][0] is SAME and (
+            bare or (counted and not _negations(one) + _negations(other))
+        ):
+            return SAME
+        return DIFFERENT if outcomes[0][0] is DIFFERENT else None
+    ours_differ = any(set(row) == {DIFFERENT} for row in outcomes)
+    theirs_differ = any(set(column) == {DIFFERENT} for column in zip(*outcomes, strict=True))
+    short = max(len(one.words), len(other.words)) <= SHORT
+    return DIFFERENT if ours_differ and theirs_differ and short else None
+
+
+def _codes_differ(one: Phrase, other: Phrase) -> bool:
+    """Return whether each phrase has a code, a letter or a Roman number that the other one lacks,
+    or whether equal words have other signs or numbers in their codes."""
+
+    def codes(said: Phrase) -> set[str]:
+        last = {word for word in said.atoms[1:][-1:] if word == "i"}
+        return last | {w for w in said.words if ROMAN.fullmatch(w) or any(map(str.isdigit, w))}
+
+    ours, theirs = codes(one), codes(other)
+    if ours - theirs and theirs - ours:
+        return True
+    bare = [[w for w in p.words if not SIGN.fullmatch(w) and w not in "+-#"] for p in (one, other)]
+    same_parts = [re.sub(r"\d+", "0", " ".join(_flat(p))) for p in (one, other)]
+    return bool(bare[0] and bare[0] == bare[1]) or same_parts[0] == same_parts[1]
+
+
+def _exclude(one: Phrase, other: Phrase) -> bool:
+    """Return whether the phrases differ in words that exclude each other, such as colours."""
+    ours, theirs = set(one.words), set(other.words)
+    sides = [
+        {SIDE_OF[word] for word in words if word in SIDE_OF}
+        for words in (ours - theirs, theirs - ours)
+    ]
+    rests = [{w for w in words if w not in SIDE_OF and w not in FILLER} for words in (ours, theirs)]
+    related = rests[0] <= rests[1] or rests[1] <= rests[0]
+    return related and any(a == c and b != d for a, b in sides[0] for c, d in sides[1])
+
+
+def _names_differ(one: Phrase, other: Phrase, question: str) -> bool:
+    """Return whether each phrase has a name that the other one lacks: words in capitals that do not
+    only begin a sentence. An acronym may be the other name."""
+    ours, theirs = (_names(p.text, question) for p in (one, other))
+    our_words, their_words = set(one.words), set(other.words)
+    left, right = ours - their_words, theirs - our_words
+    if not left or not right or _is_acronym(one, other) or _is_acronym(other, one):
+        return False
+    short = max(len(our_words), len(their_words)) <= 4
+    return short or our_words - ours == their_words - theirs
+
+
+def _names(text: str, question: str) -> set[str]:
+    found = list(NAME.finditer(text))
+    if GERMAN.search(f"{question} {text}") and not ASKS_NAME.search(question):
+        return set()
+    words = text.split()
+    all_capital = len(words) > 1 and all(word[:1].isupper() for word in words)
+    names = set()
+    for one in found:
+        begins = not re.search(r"\w\s*\Z|,\s*\Z", text[: one.start()])
+        acronym = one[0].isupper() and 2 <= len(one[0]) <= 3
+        if not begins or all_capital or acronym or ASKS_NAME.search(question):
+            names.add(one[0].casefold())
+    return names - FILLER
+
+
+def _is_acronym(one: Phrase, other: Phrase) -> bool:
+    short = "".join(one.words)
+    initials = "".join(word[0] for word in other.words if word not in FILLER)
+    return len(one.words) == 1 and len(initials) > 1 and short.startswith(initials[:2])
+
+
+def _both_named(one: Phrase, other: Phrase, question: str) -> bool:
+    """Return whether the question names both answers, as alternatives."""
+    asked = f" {' '.join(map(str, phrase(question[:MAX_LENGTH]).atoms))} "
+    texts = [f" {' '.join(map(str, p.atoms))} " for p in (one, other)]
+    apart = texts[0] not in texts[1] and texts[1] not in texts[0]
+    return apart and all(text.strip() and text in asked for text in texts)
