@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from bottega.errors import SettingError
+from bottega.gateway.running.caches import decided_agreement
 from bottega.generation import ScriptedGenerator
-from bottega.parsing import LabelParser, agreement
+from bottega.parsing import LabelParser
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
@@ -21,19 +22,21 @@ from tests.builders import candidates
 def follows(prompt: Prompt) -> str:
     """Return the last demonstrated answer, or a guess without demonstrations."""
     shown = [message for message in prompt.messages if message.role == "assistant"]
-    return str(shown[-1].parts[0]) if shown else "guess"
+    return str(shown[-1].parts[0]) if shown else "3"
 
 
 class ShadowSetup:
     """Pipeline that compares its first tier with its last, at one dollar per call."""
 
-    def __init__(self, route: int = 0, found: Sequence[Candidate] = candidates("right")) -> None:
+    def __init__(self, route: int = 0, found: Sequence[Candidate] = candidates("7")) -> None:
         self.small, self.large = (
             ScriptedGenerator(follows, name="small"),
-            ScriptedGenerator(["right"] * 99),
+            ScriptedGenerator(["7"] * 99),
         )
         tiers = Tier("apprentice", self.small, shots=1), Tier("master", self.large)
-        self.shadow = ShadowSampler(BenefitGate(min_samples=5), agreement, rate=1.0, at_once=1)
+        self.shadow = ShadowSampler(
+            BenefitGate(min_samples=5), decided_agreement, rate=1.0, at_once=1
+        )
         self.charged: list[float] = []
 
         async def retrieve(query: Query, k: int, /) -> list[Candidate]:
@@ -58,9 +61,9 @@ class ShadowSetup:
 async def test_the_gate_opens_if_demonstrations_improve_samples() -> None:
     setup = ShadowSetup()
     answers = [(await setup.pipeline.answer(Query("?"))).text for _ in range(10)]
-    assert answers == ["guess"] * 5 + ["right"] * 5
+    assert answers == ["3"] * 5 + ["7"] * 5
     quality = setup.shadow.summary()
-    assert (quality.n, quality.with_demonstrations.value, quality.without.value) == (10, 1, 0)
+    assert (quality.n, quality.with_demonstrations.least, quality.without.most) == (10, 1, 0)
     # The answer itself is reused.
     assert (len(setup.small.calls), len(setup.large.calls)) == (20, 10)
     assert setup.charged == [1.0] * 20

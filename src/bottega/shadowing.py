@@ -63,6 +63,7 @@ class ShadowRecorder:
             shown=given if trace.candidates else lambda: self._ask(trace.query, apprentice, shown),
             hidden=(lambda: self._ask(trace.query, apprentice, ())) if trace.candidates else given,
             master=lambda: self._ask(trace.query, master, ()),
+            was_shown=bool(trace.candidates),
         )
 
     async def _ask(self, query: Query, tier: Tier, shown: Sequence[Candidate]) -> str:

@@ -12,8 +12,8 @@ import pytest
 
 from bottega.gateway.accounting.limiter import Limiter, LocalLimiter
 from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.running.caches import decided_agreement
 from bottega.generation import ScriptedGenerator
-from bottega.parsing import agreement
 from bottega.protocols import Tier
 from bottega.routing import BenefitGate, ShadowSampler
 from bottega.types import Answer, Query, Usage
@@ -164,7 +164,7 @@ def test_request_above_the_remaining_budget_is_delayed(tmp_path: Path) -> None:
 
 
 def test_unaffordable_shadow_sample_is_skipped(tmp_path: Path) -> None:
-    shadow = ShadowSampler(BenefitGate(), agreement, rate=1.0)
+    shadow = ShadowSampler(BenefitGate(), decided_agreement, rate=1.0)
     with harness(
         tmp_path,
         master=ScriptedGenerator(lambda prompt: "seven", name="big"),

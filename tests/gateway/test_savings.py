@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -11,6 +12,7 @@ from bottega.gateway.accounting import savings as savings_module
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import Entry, ShadowSample, State
 from bottega.gateway.accounting.savings import Savings, SavingsReader, savings
+from bottega.parsing import COMPARISON_RULES
 
 
 @pytest.fixture
@@ -196,30 +198,45 @@ def test_quality_is_agreement_in_shadow_samples(ledger: Ledger) -> None:
         ledger.record_shadow(
             ShadowSample(1000.0, "r", "a", 0.9, float(number < 36), float(number < 28))
         )
+    # Measured for the gate; compared by other rules.
+    other = ShadowSample(1000.0, "r", "a", 0.9, 0.0, 0.0)
+    ledger.record_shadow(replace(other, sampled=False))
+    ledger.record_shadow(replace(other, rules=COMPARISON_RULES + 1))
     ledger.record_shadow(ShadowSample(1000.0, "r", "b", 0.9, 0.0, 1.0))
     note(ledger, "master")
     agreement = savings_of(ledger, "a").agreement
     assert agreement is not None
-    # By hand: Agresti and Coull, (36 + 2) / 44; Agresti and Min, 8 against 0 of 40 pairs.
+    # By hand: Agresti and Coull, (36 + 2) / 44; Bonett and Price, 8 + 1 against 0 + 1 of 42 pairs.
     share, gain = 38 / 44, 8 / 42
     reach = 1.96 * (share * (1 - share) / 44) ** 0.5
-    assert (agreement.with_demonstrations.value, agreement.with_demonstrations.n) == (0.9, 40)
-    assert agreement.with_demonstrations.low == pytest.approx(share - reach)
-    assert agreement.with_demonstrations.high == pytest.approx(share + reach)
-    assert agreement.without_demonstrations.value == 0.7
-    reach = 1.96 * ((9 / 42 - gain**2) / 42) ** 0.5
+    assert (agreement.with_demonstrations.least, agreement.with_demonstrations.n) == (0.9, 40)
+    assert agreement.with_demonstrations.low == pytest.approx(share - reach, abs=1e-4)
+    assert agreement.with_demonstrations.high == pytest.approx(share + reach, abs=1e-4)
+    assert agreement.without.least == 0.7
+    reach = 1.96 * ((10 / 42 - gain**2) / 42) ** 0.5
     assert agreement.gain.value == pytest.approx(0.2)
-    assert agreement.gain.low == pytest.approx(gain - reach)
-    assert agreement.gain.high == pytest.approx(gain + reach)
+    assert agreement.gain.low == pytest.approx(gain - reach, abs=1e-4)
+    assert agreement.gain.high == pytest.approx(gain + reach, abs=1e-4)
+
+
+@pytest.mark.parametrize("was_shown", [True, False])
+def test_agreement_is_that_of_answers_as_served(ledger: Ledger, was_shown: bool) -> None:
+    for shown, hidden in ((1.0, 0.0), (1.0, None), (None, 0.0), (1.0, 1.0)):
+        ledger.record_shadow(
+            ShadowSample(1000.0, "r", "a", 0.9, shown, hidden, was_shown=was_shown)
+        )
+    found = savings_of(ledger).agreement
+    assert found is not None
+    served = found.served
+    assert (served.least, served.most) == ((0.75, 1.0) if was_shown else (0.25, 0.5))
+    assert (served.n, served.undecided) == (4, 1)
+    assert found.gain.value == 0.5
 
 
 def test_one_sample_has_a_wide_interval(ledger: Ledger) -> None:
     ledger.record_shadow(ShadowSample(1000.0, "r", "a", 0.9, 1.0, 1.0))
     agreement = savings_of(ledger).agreement
     assert agreement is not None
-    assert agreement.with_demonstrations.low is not None
-    assert agreement.gain.low is not None
-    assert agreement.gain.high is not None
     assert agreement.with_demonstrations.low < 0.5
     assert agreement.gain.low < -0.5 < 0.5 < agreement.gain.high
 

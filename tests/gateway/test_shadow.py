@@ -12,8 +12,8 @@ import pytest
 
 from bottega.errors import ServerFailedError
 from bottega.gateway.ports import Tenant
+from bottega.gateway.running.caches import decided_agreement
 from bottega.generation import ScriptedGenerator
-from bottega.parsing import agreement
 from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
 from bottega.reranking import GatedReranker, TopKReranker
@@ -34,7 +34,7 @@ def wrong_with_example(prompt: Prompt) -> str:
 def shadow_parts(
     gate: BenefitGate, *, gated: bool = True, rate: float = 1.0
 ) -> tuple[ShadowSampler, Callable[[Tenant], Tenant], Callable[[Pipeline], Pipeline]]:
-    shadow = ShadowSampler(gate, agreement, rate=rate)
+    shadow = ShadowSampler(gate, decided_agreement, rate=rate)
     rerank = (
         GatedReranker(TopKReranker("nearest-last"), gate.shows)
         if gated
@@ -74,8 +74,8 @@ def test_gate_shows_demonstrations_that_help(
         assert last.parse().choices[0].message.content == "seven"
     quality = shadow.summary()
     assert quality.n >= 10
-    assert quality.with_demonstrations.value == (1.0 if helps else 0.0)
-    assert quality.without.value == (0.0 if helps else 1.0)
+    assert quality.with_demonstrations.least == (1.0 if helps else 0.0)
+    assert quality.without.least == (0.0 if helps else 1.0)
     assert {(pair.shown, pair.hidden) for _, pair in server.pairs} == {
         (1.0, 0.0) if helps else (0.0, 1.0)
     }

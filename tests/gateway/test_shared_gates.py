@@ -21,6 +21,7 @@ from bottega.gateway.running.caches import NamespaceOpener
 from bottega.gateway.running.tiers import build_tiers
 from bottega.gateway.state.gates import SharedGates
 from bottega.gateway.telemetry.metrics import Metrics
+from bottega.parsing import COMPARISON_RULES
 from bottega.routing import AgreementPair, BenefitGate
 from bottega.routing.benefit_gate import PairedSample
 from bottega.types import Candidate, Example, Query
@@ -137,8 +138,9 @@ async def test_sample_of_a_slow_transaction_is_not_skipped(
     await transaction.start()
     await slow.execute(
         "INSERT INTO gateway_shadows (time, request_id, namespace, similarity, with_score,"
-        " without_score, id, retrieve, sampled)"
-        " VALUES (0, 'r', 'a', 0.25, 1, 0, 'slow', 'nearest', true)"
+        " without_score, id, retrieve, sampled, was_shown, rules)"
+        " VALUES (0, 'r', 'a', 0.25, 1, 0, 'slow', 'nearest', true, true, $1)",
+        COMPARISON_RULES,
     )
     ledgers[0].record_shadow(ShadowSample(0.0, "r", "a", 0.5, 1.0, 0.0, retrieve="nearest"))
     await asyncio.to_thread(ledgers[0].flush)

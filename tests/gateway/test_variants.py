@@ -280,7 +280,7 @@ def test_report_compares_all_questions_of_variants(endpoint: Server, tmp_path: P
         agreement = experiment_report(ledger).comparisons[0]
         found = savings(ledger).agreement
         assert agreement.metric == "agreement" and agreement.a and agreement.b and found
-        assert (agreement.a.n, agreement.b.n, found.gain.n) == (2, 2, 3)
+        assert (agreement.a.n, agreement.b.n, found.n) == (2, 2, 4)
         gates = [ledger.gate("", name) for name in ("nearest", "text")]
         assert [len(orjson.loads(state or "")["samples"]) for state in gates] == [2, 1]
 

@@ -7,13 +7,13 @@ import pytest
 
 from bottega.errors import ServerFailedError, SettingError
 from bottega.routing import BenefitGate, ShadowSampler
-from bottega.routing.benefit_gate import AnswerCall
+from bottega.routing.benefit_gate import MAX_EAGER, AnswerCall
 from bottega.types import Query
 from tests.routing.builders import QUERY, near
 
 
-def same(one: str, other: str, query: Query) -> float:
-    return float(one == other)
+def same(one: str, other: str, query: Query) -> float | None:
+    return None if "?" in (one, other) else float(one == other)
 
 
 def shadow(rate: float = 1.0, at_once: int = 2, seed: int = 0) -> ShadowSampler:
@@ -25,6 +25,11 @@ def says(text: str) -> AnswerCall:
         return text
 
     return said
+
+
+async def measured(one: ShadowSampler, hidden: str = "y", was_shown: bool = False) -> None:
+    calls = {"shown": says("x"), "hidden": says(hidden), "master": says("x")}
+    await one.measure(QUERY, near(0.5), **calls, was_shown=was_shown)
 
 
 async def test_a_seeded_fraction_is_measured() -> None:
@@ -43,7 +48,7 @@ async def test_an_unmeasured_gate_is_measured_first() -> None:
         assert not gate.is_measured
         assert [one.begins() for _ in range(3)] == [True, True, False], n
         one.cancel()
-        await one.measure(QUERY, near(0.5), shown=says("x"), hidden=says("y"), master=says("x"))
+        await measured(one)
     assert gate.is_measured
     assert not any(one.begins() for _ in range(100))
     patient = ShadowSampler(BenefitGate(min_samples=5), same, rate=0.0)
@@ -61,7 +66,13 @@ async def test_concurrent_measurements_are_limited() -> None:
 
     tasks = [
         asyncio.create_task(
-            one.measure(QUERY, near(0.5), shown=says("a"), hidden=says("b"), master=slow)
+            one.measure(
+                *(QUERY, near(0.5)),
+                shown=says("a"),
+                hidden=says("b"),
+                master=slow,
+                was_shown=False,
+            )
         )
         for _ in range(2)
     ]
@@ -78,15 +89,37 @@ async def test_concurrent_measurements_are_limited() -> None:
 
 async def test_samples_update_the_gate_and_the_quality() -> None:
     one = shadow()
-    for _ in range(20):
+    for number in range(20):
         assert one.begins()
-        await one.measure(QUERY, near(0.5), shown=says("x"), hidden=says("y"), master=says("x"))
+        await measured(one, was_shown=number >= 15)
     assert one.gate.shows(near(0.5))
     quality = one.summary()
     assert (quality.n, quality.failed) == (20, 0)
-    assert (quality.with_demonstrations.value, quality.without.value) == (1.0, 0.0)
+    assert (quality.with_demonstrations.least, quality.without.most) == (1.0, 0.0)
     assert quality.gain.low > 0.5
-    assert 0 < quality.served.value < 1  # hidden for the first of them, shown after
+    assert quality.served.least == quality.served.most == 0.25
+
+
+async def test_undecided_samples_give_a_range_and_teach_the_gate_nothing() -> None:
+    one = shadow(at_once=20)
+    for hidden in "xx?yy?":
+        assert one.begins()
+        await measured(one, hidden=hidden)
+    assert len(one.gate.state()["samples"]) == 4  # type: ignore[arg-type]
+    quality = one.summary()
+    found = quality.without
+    assert (found.least, found.most, found.n, found.undecided) == (2 / 6, 4 / 6, 6, 2)
+    assert found.low < found.least < found.most < found.high
+    assert quality.served == found
+    assert quality.gain.value == 0.5
+
+
+async def test_a_gate_that_never_decides_does_not_measure_every_query_for_ever() -> None:
+    one = ShadowSampler(BenefitGate(), same, rate=0.0, eager=True)
+    for _ in range(MAX_EAGER):
+        assert one.begins()
+        await measured(one, hidden="?")
+    assert not any(one.begins() for _ in range(10))
 
 
 async def test_a_failed_model_gives_no_sample_and_no_error() -> None:
@@ -96,8 +129,8 @@ async def test_a_failed_model_gives_no_sample_and_no_error() -> None:
         raise ServerFailedError("503")
 
     assert one.begins()
-    measured = one.measure(QUERY, near(0.5), shown=says("x"), hidden=fails, master=says("x"))
-    assert await measured is None
+    calls = {"shown": says("x"), "hidden": fails, "master": says("x")}
+    assert await one.measure(QUERY, near(0.5), **calls, was_shown=True) is None
     assert (one.summary().n, one.summary().failed) == (0, 1)
     assert one.begins()
 
@@ -109,8 +142,9 @@ async def test_an_error_of_the_program_is_raised() -> None:
         raise KeyError("x")
 
     assert one.begins()
+    calls = {"shown": says("x"), "hidden": says("x"), "master": broken}
     with pytest.raises(KeyError):
-        await one.measure(QUERY, near(0.5), shown=says("x"), hidden=says("x"), master=broken)
+        await one.measure(QUERY, near(0.5), **calls, was_shown=True)
     assert one.begins()
 
 

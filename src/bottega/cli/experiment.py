@@ -16,7 +16,8 @@ from bottega.gateway.accounting.sequential import MIN_VALUES, SequentialEstimate
 
 experiment = command_group("Compare the variants of an experiment.")
 NAMES = {
-    "agreement": "agreement with the master",
+    "agreement": "agreement with the master, decided pairs",
+    "undecided": "undecided comparisons",
     "rating": "rating",
     "failed": "share of failed requests",
     "master": "share of the master",

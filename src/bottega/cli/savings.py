@@ -20,6 +20,7 @@ from bottega.cli.output import clock, format_usd, note, print_json, print_table,
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.savings import Estimate, Route, Savings
 from bottega.gateway.accounting.savings import savings as savings_of
+from bottega.routing.benefit_gate import AgreementRange
 
 COLUMNS = (
     *("outcome", "requests", "share", "tokens in", "tokens out"),
@@ -101,13 +102,18 @@ def _print_agreement(found: Savings) -> None:
     if agreement is None:
         note("agreement with the master: unknown, there are no shadow samples")
         return
-    say(f"agreement with the master's answers, n = {agreement.gain.n} shadow samples:")
+    say(
+        f"agreement of {agreement.n} cheaper answers, drawn at random, with the master's;"
+        f" {agreement.served.undecided} undecided:"
+    )
+    gain = agreement.gain
     rows = [
+        ("as served", _share(agreement.served)),
         ("with demonstrations", _share(agreement.with_demonstrations)),
-        ("without", _share(agreement.without_demonstrations)),
-        ("difference", _share(agreement.gain, "+")),
+        ("without", _share(agreement.without)),
+        ("difference, decided pairs", f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"),
     ]
-    print_table(("answers", "mean, 95 % interval"), rows)
+    print_table(("answers", "all undecided different to all the same [95 % interval]"), rows)
 
 
 def _row(route: Route, answered: int) -> tuple[object, ...]:
@@ -143,5 +149,6 @@ def _money(figure: Estimate) -> str:
     return f"{format_usd(figure.value)} USD [{format_usd(figure.low)}, {format_usd(figure.high)}]"
 
 
-def _share(figure: Estimate, sign: str = "") -> str:
-    return f"{figure.value:{sign}.3f} [{figure.low:{sign}.3f}, {figure.high:{sign}.3f}]"
+def _share(found: AgreementRange) -> str:
+    share = f"{found.least:.3f} to {found.most:.3f}" if found.undecided else f"{found.least:.3f}"
+    return f"{share} [{found.low:.3f}, {found.high:.3f}]"

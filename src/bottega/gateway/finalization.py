@@ -231,6 +231,7 @@ class ShadowRunner:
             shown=lambda: ask(served, found) if found and not call.shown else _given(answer),
             hidden=lambda: ask(served, ()) if found and call.shown else _given(answer),
             master=lambda: ask(master, ()) if master_answer is None else _given(master_answer),
+            was_shown=bool(call.shown),
         )
         if pair is not None:
             similarity = max((one.score for one in found), default=None)

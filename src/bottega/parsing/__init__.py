@@ -14,7 +14,7 @@ from bottega.parsing.choices import (
     open_candidates,
 )
 from bottega.parsing.comparison import (
-    agreement,
+    COMPARISON_RULES,
     compare_replies,
     equal_answers,
     field_agreement,
@@ -30,13 +30,13 @@ from bottega.parsing.quantities import Sameness
 from bottega.parsing.replies import strip_thinking
 
 __all__ = [
+    "COMPARISON_RULES",
     "ChoiceParser",
     "FinalAnswerParser",
     "LabelParser",
     "RationaleParser",
     "Sameness",
     "SynonymParser",
-    "agreement",
     "compare_replies",
     "equal_answers",
     "field_agreement",

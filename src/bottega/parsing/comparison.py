@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 
 from bottega.parsing.answers import find_choice, normalize
 from bottega.parsing.choices import ChoiceParser
 from bottega.parsing.final_answers import FinalAnswerParser
-from bottega.parsing.formulas import DIGITS, SIGNS, formula_value
+from bottega.parsing.formulas import formula_value
 from bottega.parsing.labels import LabelParser
 from bottega.parsing.phrase_rules import compare_formulas, compare_lists, compare_phrases
 from bottega.parsing.phrases import MAX_LENGTH, phrase
@@ -27,8 +26,8 @@ from bottega.parsing.quantities import (
 from bottega.parsing.replies import FENCE, first_turn, strip_thinking, unwrap
 from bottega.types import Answer, Completion, Query
 
-ARTICLES = frozenset({"a", "an", "the"})
-WORD_TOKENS = re.compile(rf"[{SIGNS}]|[^\W{SIGNS}]+")
+# Version of these rules: stored outcomes of another version are not comparable.
+COMPARISON_RULES = 1
 # "B+", "C#" and "-B" are not letters.
 AROUND_LETTER = r"[^\w+#\-−=<>\\^]*"
 LETTER = re.compile(
@@ -39,6 +38,7 @@ OPTION = re.compile(r"^[ \t]*\(?([A-Z])[).:][ \t]+(\S.*)$", re.MULTILINE)
 LISTED = re.compile(r"[,;|\n]+(?: ?and )?| and ", re.IGNORECASE)
 REFUSAL = re.compile(
     r"\W*(?:(?:i\W?(?:a)?m )?(?:so |very )?sorry\b.*|as an ai\b.*|unknown|unclear|n/a|no answer"
+    r"|(?:i have )?no idea"
     r"|not sure|(?:i|we|it|this)?\s*(?:can ?not|can't|could not|couldn't"
     r"|(?:am |'m )?(?:unable|not able) to)\s+(?:\w+ )?(?:be )?(?:determined?|answer(?:ed)?|identify"
     r"|identified|tell|say|help|assist|provide|view|process|access|comply|recogni[sz]e"
@@ -305,27 +305,6 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else str(value)
-
-
-def agreement(one: str, other: str, query: Query) -> float:
-    """Return the word overlap of the final answers of two replies, from 0 to 1.
-
-    This is the symmetric F1 over words without articles, as in SQuAD. It does not measure whether
-    two replies agree: "visible defect" and "no visible defect" overlap by 0.8. Use
-    `compare_replies` for that.
-    """
-    query = with_options(query)
-    ours, theirs = final_answer(one, query), final_answer(other, query)
-    if normalize(ours) == normalize(theirs):
-        return float(bool(ours) and (ours == theirs or bool(normalize(ours))))
-    mine, yours = _words(ours), _words(theirs)
-    common = (mine & yours).total()
-    return 2 * common / (mine.total() + yours.total()) if common else 0.0
-
-
-def _words(text: str) -> Counter[str]:
-    found = WORD_TOKENS.findall(unicodedata.normalize("NFKC", text).casefold())
-    return Counter(DIGITS.get(word, word) for word in found if word not in ARTICLES)
 
 
 def with_options(query: Query) -> Query:

@@ -108,6 +108,11 @@ class Sameness(Enum):
         """Return 1.0 for the same answers and else 0.0: undecided counts as different."""
         return float(self is Sameness.SAME)
 
+    @property
+    def decided(self) -> float | None:
+        """Return 1.0 for the same and 0.0 for different answers, None if undecided."""
+        return None if self is Sameness.UNDECIDED else self.score
+
 
 SAME, DIFFERENT, UNDECIDED = Sameness.SAME, Sameness.DIFFERENT, Sameness.UNDECIDED
 

@@ -40,10 +40,33 @@ def paired_gain(differences: Sequence[float], confidence: float) -> IntervalEsti
     return _estimate(differences, (1.0, -1.0), confidence, lowest=-1.0)
 
 
-def mean_agreement(scores: Sequence[float], confidence: float = 0.975) -> IntervalEstimate:
-    """Return the mean of scores in [0, 1], with two samples added at each end (Agresti and Coull,
-    The American Statistician 52, 1998). The default bounds are a 95 % interval."""
-    return _estimate(scores, (0.0, 0.0, 1.0, 1.0), confidence, lowest=0.0)
+def mean_agreement(scores: Sequence[float]) -> IntervalEstimate:
+    """Return the mean of scores in [0, 1] with its 95 % interval, two samples added at each end
+    (Agresti and Coull, The American Statistician 52, 1998)."""
+    return _estimate(scores, (0.0, 0.0, 1.0, 1.0), 0.975, lowest=0.0)
+
+
+@dataclass(frozen=True)
+class AgreementRange:
+    """Share of `n` answers that agree with the master's: `least` if all `undecided` ones differ,
+    `most` if all of them agree. `low` is the lower bound of the 95 % interval of `least`, `high`
+    the upper bound of that of `most`."""
+
+    least: float
+    most: float
+    low: float
+    high: float
+    n: int
+    undecided: int
+
+
+def agreement_range(scores: Sequence[float | None]) -> AgreementRange:
+    """Return the agreement of scores in [0, 1]; None is undecided. Without scores it is unknown,
+    from 0 to 1."""
+    least = mean_agreement([0.0 if score is None else score for score in scores])
+    most = mean_agreement([1.0 if score is None else score for score in scores])
+    values = (least.value, most.value) if scores else (0.0, 1.0)
+    return AgreementRange(*values, least.low, most.high, len(scores), scores.count(None))
 
 
 def _estimate(
@@ -268,30 +291,55 @@ def _numbers(values: list[object]) -> bool:
 log = logging.getLogger(__name__)
 
 AnswerCall = Callable[[], Awaitable[str]]
-# Agreement of two replies to the query, in [0, 1].
-AgreementFunction = Callable[[str, str, Query], float]
+# Agreement of two replies to the query, in [0, 1]; None if it is undecided.
+AgreementFunction = Callable[[str, str, Query], float | None]
+# A question that no rule can decide would otherwise be asked of the master for ever.
+MAX_EAGER = 100
 
 
 class AgreementPair(NamedTuple):
-    """Agreement of the apprentice with the master, and whether the gate showed demonstrations."""
+    """Agreement of the apprentice with the master with demonstrations and without, None if it is
+    undecided, and whether the answer that the client got had demonstrations."""
 
-    shown: float
-    hidden: float
-    open: bool
+    shown: float | None
+    hidden: float | None
+    was_shown: bool
+
+    @property
+    def served(self) -> float | None:
+        """The agreement of the answer that the client got."""
+        return self.shown if self.was_shown else self.hidden
+
+    @property
+    def difference(self) -> float | None:
+        """The gain by demonstrations, None if it is undecided."""
+        return None if self.shown is None or self.hidden is None else self.shown - self.hidden
 
 
 @dataclass(frozen=True)
 class ShadowQuality:
     """Agreement of the apprentice with the master over the last `n` samples: as served, with
-    demonstrations, without them, and the gain by demonstrations. The intervals are 95 %. `failed`
-    counts samples with a missing answer, which are excluded."""
+    demonstrations, without them, and the gain by demonstrations in the decided pairs. The interval
+    is 95 %. `failed` counts samples with a missing answer, which are excluded."""
 
     n: int
     failed: int
-    served: IntervalEstimate
-    with_demonstrations: IntervalEstimate
-    without: IntervalEstimate
+    served: AgreementRange
+    with_demonstrations: AgreementRange
+    without: AgreementRange
     gain: IntervalEstimate
+
+
+def shadow_quality(pairs: Sequence[AgreementPair], failed: int = 0) -> ShadowQuality:
+    differences = [pair.difference for pair in pairs]
+    return ShadowQuality(
+        n=len(pairs),
+        failed=failed,
+        served=agreement_range([pair.served for pair in pairs]),
+        with_demonstrations=agreement_range([pair.shown for pair in pairs]),
+        without=agreement_range([pair.hidden for pair in pairs]),
+        gain=paired_gain([one for one in differences if one is not None], 0.975),
+    )
 
 
 class ShadowSampler:
@@ -300,10 +348,10 @@ class ShadowSampler:
 
     About `rate` of the queries are measured, at most `at_once` at a time. The caller calls
     `begins` for each query of the apprentice and, if it is true, `measure` or `cancel`. `eager`
-    measures every query until the gate has enough samples to decide; at a rate of 2 % this would
-    take 1,000 queries. A sample costs two more calls than the answer, one of them to the master,
-    whose answer can be cached. Agreement with the master is not accuracy, but it measures how well
-    the apprentice replaces the master.
+    measures every query until the gate has enough samples to decide, at most `MAX_EAGER`; at a rate
+    of 2 % this would take 1,000 queries. A sample costs two more calls than the answer, one of them
+    to the master, whose answer can be cached. Agreement with the master is not accuracy, but it
+    measures how well the apprentice replaces the master.
     """
 
     def __init__(
@@ -335,7 +383,8 @@ class ShadowSampler:
         """Whether to measure this query. If so, it occupies one of `at_once` slots until `measure`
         ends. `sampled` is the result of `draw`, by default of a new one."""
         sampled = self.draw() if sampled is None else sampled
-        wanted = sampled or (self._eager and not self.gate.is_measured)
+        is_early = len(self._pairs) < MAX_EAGER and not self.gate.is_measured
+        wanted = sampled or (self._eager and is_early)
         if not wanted or self._free == 0:
             return False
         self._free -= 1
@@ -353,10 +402,11 @@ class ShadowSampler:
         shown: AnswerCall,
         hidden: AnswerCall,
         master: AnswerCall,
+        was_shown: bool,
     ) -> AgreementPair | None:
         """Run the missing calls concurrently and learn from the replies. `candidates` are the
-        demonstrations of `shown`. Return None if a reply is missing: this is counted and not
-        raised, because the client has its answer already."""
+        demonstrations of `shown`, whose answer the client got if `was_shown`. Return None if a
+        reply is missing: this is counted and not raised, because the client has its answer."""
         try:
             replies = await asyncio.gather(shown(), hidden(), master(), return_exceptions=True)
         finally:
@@ -369,29 +419,30 @@ class ShadowSampler:
             self._failed += 1
             log.info("a shadow sample failed: %s", [r for r in replies if not isinstance(r, str)])
             return None
-        return self.learn(query, candidates, *texts)
+        shown_reply, hidden_reply, master_reply = texts
+        return self.learn(
+            *(query, candidates, shown_reply, hidden_reply, master_reply), was_shown=was_shown
+        )
 
     def learn(
-        self, query: Query, candidates: Sequence[Candidate], shown: str, hidden: str, master: str
+        self,
+        query: Query,
+        candidates: Sequence[Candidate],
+        shown: str,
+        hidden: str,
+        master: str,
+        *,
+        was_shown: bool,
     ) -> AgreementPair:
-        """Learn from three replies that the caller has collected."""
-        pair = AgreementPair(
-            self._agree(shown, master, query),
-            self._agree(hidden, master, query),
-            self.gate.shows(candidates),
-        )
+        """Learn from three replies that the caller has collected. The gate learns nothing from an
+        undecided comparison."""
+        scores = self._agree(shown, master, query), self._agree(hidden, master, query)
+        pair = AgreementPair(*scores, was_shown)
         self._pairs.append(pair)
-        self.gate.learn(candidates, pair.shown, pair.hidden)
+        if scores[0] is not None and scores[1] is not None:
+            self.gate.learn(candidates, scores[0], scores[1])
         return pair
 
     def summary(self) -> ShadowQuality:
         """Return the agreement over the last samples."""
-        pairs = self._pairs
-        return ShadowQuality(
-            n=len(pairs),
-            failed=self._failed,
-            served=mean_agreement([pair.shown if pair.open else pair.hidden for pair in pairs]),
-            with_demonstrations=mean_agreement([pair.shown for pair in pairs]),
-            without=mean_agreement([pair.hidden for pair in pairs]),
-            gain=paired_gain([pair.shown - pair.hidden for pair in pairs], 0.975),
-        )
+        return shadow_quality(self._pairs, self._failed)

@@ -33,6 +33,7 @@ from bottega.gateway.accounting.schema import (
     SHADOWS,
 )
 from bottega.image import path_text
+from bottega.parsing import COMPARISON_RULES
 
 AccountMonth = tuple[str, str]
 
@@ -55,7 +56,8 @@ SHADOWS_AFTER = (
     "SELECT transaction, number, similarity, with_score, without_score FROM gateway_shadows"
     " WHERE namespace = ?1 AND (transaction, number) > (?2, ?3)"
     " AND transaction < pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
-    " AND retrieve = ?4 ORDER BY transaction, number LIMIT ?5"
+    " AND retrieve = ?4 AND with_score IS NOT NULL AND without_score IS NOT NULL"
+    f" AND rules = {COMPARISON_RULES} ORDER BY transaction, number LIMIT ?5"
 )
 
 
@@ -245,8 +247,8 @@ class SharedLedger(LedgerStore):
     def shadows_after(
         self, namespace: str, cursor: tuple[int, int], limit: int, retrieve: str
     ) -> list[SqlRow]:
-        """Return up to `limit` samples of a retrieval method after a cursor: transaction, row
-        number, similarity and both scores."""
+        """Return up to `limit` decided samples of a retrieval method after a cursor: transaction,
+        row number, similarity and both scores."""
         return self.tables.execute(SHADOWS_AFTER, namespace, *cursor, retrieve, limit)
 
     def claim_cold_start(self, namespace: str, held: int, limit: int) -> bool:

@@ -18,6 +18,7 @@ from bottega.gateway.accounting.sequential import (
     difference,
     mean_estimate,
 )
+from bottega.parsing import COMPARISON_RULES
 
 VARIANTS = ("a", "b")
 LATEST = "SELECT variant FROM gateway_entries WHERE variant != '' ORDER BY time DESC LIMIT 1"
@@ -29,13 +30,13 @@ WHERE variant IN (?1, ?2) AND time >= ?3
     AND (state IN ('answered', 'replayed') OR (state = 'failed' AND status NOT BETWEEN 400 AND 499))
 ORDER BY time, request_id
 """
-# With demonstrations, if the answer had some. The master agrees with itself. Without `sampled`, the
-# answer was dismissed, or measured because it has demonstrations and the gate has too few samples.
-AGREEMENT = """
-SELECT e.variant, CASE WHEN e.shots > 0 THEN s.with_score ELSE s.without_score END
+# The master agrees with itself. Without `sampled`, the answer was dismissed, or measured because it
+# has demonstrations and the gate has too few samples.
+AGREEMENT = f"""
+SELECT e.variant, CASE WHEN s.was_shown THEN s.with_score ELSE s.without_score END
 FROM gateway_shadows AS s JOIN gateway_entries AS e ON e.request_id = s.request_id
 WHERE s.sampled AND e.variant IN (?1, ?2) AND e.time >= ?3 AND e.state = 'answered'
-    AND e.tier != ?4
+    AND e.tier != ?4 AND s.rules = {COMPARISON_RULES}
 ORDER BY s.time, s.request_id
 """
 RATINGS = """
@@ -61,7 +62,8 @@ class Comparison:
 @dataclass(frozen=True)
 class ExperimentReport:
     """Report of one experiment. `requests` and `replayed` are numbers for the variants a and b.
-    Comparisons exclude replayed requests, except that of ratings."""
+    Comparisons exclude replayed requests, except that of ratings; "agreement" is that of the pairs
+    that the rules decide, "undecided" the share of the others."""
 
     experiment: str
     requests: tuple[int, int]
@@ -87,8 +89,10 @@ def experiment_report(
     sent = [row for row in rows if row[1] != "replayed"]
     answered = [row for row in sent if row[1] == "answered"]
     priced = [(variant, cost) for variant, _, _, cost, _ in answered if cost is not None]
+    agreed = ledger.read(AGREEMENT, *chosen, master)
     comparisons = [
-        _compared("agreement", ledger.read(AGREEMENT, *chosen, master), bounded_estimate),
+        _compared("agreement", [row for row in agreed if row[1] is not None], bounded_estimate),
+        _compared("undecided", [(row[0], row[1] is None) for row in agreed], bounded_estimate),
         _compared("rating", ledger.read(RATINGS, *chosen), bounded_estimate),
         _compared("failed", [(row[0], row[1] == "failed") for row in sent], bounded_estimate),
         _compared("master", [(row[0], row[2] == master) for row in answered], bounded_estimate),

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from bottega.parsing import COMPARISON_RULES
+
 MAX_USD = 1e12
 MAX_COUNT = 2**40  # so daily sums stay below 2**63
 MAX_REASON = 300  # characters
@@ -54,6 +56,7 @@ Text = Annotated[str, storable_text]
 OptionalText = Annotated[str | None, storable_text]
 Count = Annotated[int, _count]
 Number = Annotated[float, _finite_or_zero]
+OptionalNumber = Annotated[float | None, _finite]
 # A shadow is an extra call after an answer, made to measure the demonstrations. It has a cost but
 # is not a client's request.
 State = Literal["answered", "replayed", "passed_through", "failed", "shadow"]
@@ -76,7 +79,7 @@ class Entry:
     model: Text
     state: State
     shots: Count = 0
-    similarity: Annotated[float | None, _finite] = None
+    similarity: OptionalNumber = None
     prompt_tokens: Count = 0
     completion_tokens: Count = 0
     cached_tokens: Count = 0
@@ -92,19 +95,22 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class ShadowSample:
     """Shadow sample: the agreement of an answer with the master's, from 0 to 1, with and without
-    demonstrations. `retrieve` is the retrieval method, "none" if the question had no
-    demonstrations. A `sampled` answer was served, and its question was drawn at random; the others
-    were measured for the gate alone. `id` is that of an entry."""
+    demonstrations, None if the comparison's `rules`, a version, leave it undecided. The client's
+    answer had demonstrations if `was_shown`. `retrieve` is the retrieval method, "none" if the
+    question had no demonstrations. A `sampled` answer was served, and its question was drawn at
+    random; the others were measured for the gate alone. `id` is that of an entry."""
 
     time: float
     request_id: Text
     namespace: Text
     similarity: Number
-    with_score: Number
-    without_score: Number
+    with_score: OptionalNumber
+    without_score: OptionalNumber
     id: str = ""
     retrieve: Text = ""
     sampled: bool = True
+    was_shown: bool = True
+    rules: Count = COMPARISON_RULES
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from bottega._util.sql_tables import SqlRow, optional
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.schema import DAY, since_values, sums_since
+from bottega.parsing import COMPARISON_RULES
+from bottega.routing.benefit_gate import AgreementPair, ShadowQuality, shadow_quality
 
 Floats = NDArray[np.float64]
 MASTER = "master"
@@ -22,10 +24,6 @@ BOOTSTRAP_SIZE = 100_000  # costs that are drawn at once
 MIN_ANSWERS = 10  # answers of the master
 SEED = 0
 ZEROS = np.zeros(RESAMPLES + 1)
-# Agresti and Coull, The American Statistician 52 (1998), for shares; Agresti and Min, Statistics in
-# Medicine 24 (2005), for differences of paired ones.
-AGREEMENT = {0.0: 2.0, 1.0: 2.0}
-DIFFERENCE = {-1.0: 0.5, 0.0: 1.0, 1.0: 0.5}
 
 
 @dataclass(frozen=True)
@@ -53,16 +51,6 @@ class MasterOnlyCost:
 
 
 @dataclass(frozen=True)
-class DemonstrationGain:
-    """Agreement of answers with the master's on the same questions, with and without
-    demonstrations. `gain` is the mean of the differences."""
-
-    with_demonstrations: Estimate
-    without_demonstrations: Estimate
-    gain: Estimate
-
-
-@dataclass(frozen=True)
 class Savings:
     """Savings of one namespace, or of all. Requests that are not `answered` failed or were
     rejected. `master_only` is None without a priced answer of the master, `agreement` without
@@ -79,7 +67,7 @@ class Savings:
     spent_usd: float
     unpriced: int
     master_only: MasterOnlyCost | None
-    agreement: DemonstrationGain | None
+    agreement: ShadowQuality | None
     lost_rows: int
 
 
@@ -99,12 +87,7 @@ def savings(
     routes = reader.routes()
     first, last = reader.period()
     spent = sum(route.cost_usd for route in routes)
-    agreement = None
-    if samples := reader.shadows():
-        shown, hidden = np.asarray(samples, np.float64).T
-        agreement = DemonstrationGain(
-            _wald(shown, AGREEMENT), _wald(hidden, AGREEMENT), _wald(shown - hidden, DIFFERENCE)
-        )
+    samples = reader.shadows()
     return Savings(
         master,
         namespace,
@@ -116,7 +99,7 @@ def savings(
         spent,
         sum(route.unpriced for route in routes),
         _master_only_cost(reader, spent),
-        agreement,
+        shadow_quality(samples) if samples else None,
         ledger.total_lost(),
     )
 
@@ -166,27 +149,14 @@ def _estimate(means: Floats, n: int, *, interval: bool) -> Estimate:
     return Estimate(float(means[0]), float(low), float(high), n)
 
 
-def _wald(values: Floats, added: Mapping[float, float]) -> Estimate:
-    """Return the mean, with the Wald interval after adding pseudo-observations: `added` maps a
-    value to its weight. With few or equal values the interval stays wide, while a bootstrap
-    interval would shrink to a point."""
-    numbers = np.concatenate([values, list(added)])
-    weights = np.concatenate([np.ones(len(values)), list(added.values())])
-    middle = np.average(numbers, weights=weights)
-    variance = np.average((numbers - middle) ** 2, weights=weights)
-    reach = 1.96 * math.sqrt(variance / weights.sum())
-    low, high = max(middle - reach, min(added)), min(middle + reach, max(added))
-    return Estimate(float(values.mean()), float(low), float(high), len(values))
-
-
 # Up to this many master answers in a namespace each cost is read; above, only their sums.
 MAX_EXACT_COSTS = 2_000
 # Parameters 1 to 3 are those of `since_values`; aliases are not part of expressions, and sums have
 # explicit types: the queries run in SQLite and in PostgreSQL.
 NAMED = optional("namespace", 4)
 SELECT_SHADOWS = f"""
-SELECT with_score, without_score FROM gateway_shadows
-WHERE time >= ?1 AND {optional("namespace", 2)} AND retrieve != 'none'
+SELECT with_score, without_score, was_shown FROM gateway_shadows
+WHERE time >= ?1 AND {optional("namespace", 2)} AND sampled AND rules = {COMPARISON_RULES}
 """
 # Times of the first and the last entry; each subquery uses an index.
 FIRST_AND_LAST = """
@@ -319,8 +289,10 @@ class SavingsReader:
         ((first, last),) = self.ledger.read(FIRST_AND_LAST.format(where=where), *values)
         return first, last
 
-    def shadows(self) -> list[SqlRow]:
-        return self.ledger.read(SELECT_SHADOWS, self.since, self.namespace)
+    def shadows(self) -> list[AgreementPair]:
+        """Return the comparisons of answers that clients got and that were drawn at random."""
+        rows = self.ledger.read(SELECT_SHADOWS, self.since, self.namespace)
+        return [AgreementPair(shown, hidden, bool(was_shown)) for shown, hidden, was_shown in rows]
 
     def _sums(self, statement: str, *values: object) -> list[SqlRow]:
         whole = statement.format(sums=sums_since(self.ledger.dialect))

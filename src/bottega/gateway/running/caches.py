@@ -45,7 +45,7 @@ from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.embedders.names import NOTE, packaged_name
 from bottega.knowledge.eviction import EVICTIONS
 from bottega.openai_api.fields import data_url_cache
-from bottega.parsing import FinalAnswerParser, agreement, most_frequent
+from bottega.parsing import FinalAnswerParser, compare_replies, most_frequent
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Escalation, Retriever, Router, Tier
@@ -97,7 +97,6 @@ def build_router(
 
 log = logging.getLogger(__name__)
 
-AGREES = 0.5
 WITHOUT_CANDIDATES = "none"  # retrieval of a sample without candidates
 
 
@@ -186,9 +185,11 @@ class NamespaceOpener:
                 *(time.time(), record.request_id, namespace, *scores),
                 retrieve=retrieve,
                 sampled=sampled,
+                was_shown=pair.was_shown,
             )
         )
-        (self.metrics.agreed if pair.shown >= AGREES else self.metrics.differed).inc()
+        if sampled:
+            self.metrics.compared[pair.served].inc()
         if self.shared_gates is None and similarity is not None:
             state = self._gates[namespace, retrieve].state()
             self.ledger.set_gate(namespace, retrieve, orjson.dumps(state).decode())
@@ -258,7 +259,8 @@ class NamespaceOpener:
         if not config.shadow.rate:
             return tenant
         gate = self._gate(parts.name, config.cache.retrieve)
-        shadow = ShadowSampler(gate, agreement, rate=config.shadow.rate, eager=config.shadow.gate)
+        rate, eager = config.shadow.rate, config.shadow.gate
+        shadow = ShadowSampler(gate, decided_agreement, rate=rate, eager=eager)
         if config.shadow.gate and not gate.is_measured and parts.name not in self._logged:
             self._logged.add(parts.name)
             log.info(
@@ -346,3 +348,8 @@ def _example(base: KnowledgeBase, id: str) -> Example | None:
         return base.get(id)
     except NotFoundError:
         return None
+
+
+def decided_agreement(one: str, other: str, query: Query) -> float | None:
+    """Return whether two replies agree, as a score; None if no rule decides."""
+    return compare_replies(one, other, query).decided

@@ -126,7 +126,8 @@ class Metrics:
         self._entries = self._gauge("cache_entries", "Examples in the cache", "namespace")
         self._breaker = self._gauge("breaker_state", "0 closed, 1 half-open, 2 open", "route")
         shadows = self._counter("shadow", "Comparisons with the master's answer", "agreement")
-        self.agreed, self.differed = shadows.labels("yes"), shadows.labels("no")
+        names = {1.0: "yes", 0.0: "no", None: "undecided"}
+        self.compared = {score: shadows.labels(name) for score, name in names.items()}
         self.warned = self._counter("warnings", "Non-fatal problems while answering", "reason")
         self._feedback = self._counter("feedback", "Feedback of clients", "kind")
         self._ratings = {route: Histogram(RATINGS) for route in (*self._routes, OTHER)}
