@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from bottega.errors import SettingError
-from bottega.gateway.running.caches import decided_agreement
 from bottega.generation import ScriptedGenerator
-from bottega.parsing import LabelParser
+from bottega.parsing import LabelParser, decided_agreement
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier

@@ -12,8 +12,8 @@ import pytest
 
 from bottega.gateway.accounting.limiter import Limiter, LocalLimiter
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.running.caches import decided_agreement
 from bottega.generation import ScriptedGenerator
+from bottega.parsing import decided_agreement
 from bottega.protocols import Tier
 from bottega.routing import BenefitGate, ShadowSampler
 from bottega.types import Answer, Query, Usage

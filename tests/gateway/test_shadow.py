@@ -12,8 +12,8 @@ import pytest
 
 from bottega.errors import ServerFailedError
 from bottega.gateway.ports import Tenant
-from bottega.gateway.running.caches import decided_agreement
 from bottega.generation import ScriptedGenerator
+from bottega.parsing import decided_agreement
 from bottega.pipeline import Pipeline
 from bottega.protocols import Tier
 from bottega.reranking import GatedReranker, TopKReranker

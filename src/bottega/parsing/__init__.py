@@ -16,6 +16,7 @@ from bottega.parsing.choices import (
 from bottega.parsing.comparison import (
     COMPARISON_RULES,
     compare_replies,
+    decided_agreement,
     equal_answers,
     field_agreement,
     is_refusal,
@@ -38,6 +39,7 @@ __all__ = [
     "Sameness",
     "SynonymParser",
     "compare_replies",
+    "decided_agreement",
     "equal_answers",
     "field_agreement",
     "find_stated_answers",

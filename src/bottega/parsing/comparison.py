@@ -70,6 +70,11 @@ def compare_replies(one: str, other: str, query: Query) -> Sameness:
     return _compare(texts[0], texts[1], with_options(query))
 
 
+def decided_agreement(one: str, other: str, query: Query, /) -> float | None:
+    """Return 1.0 if `compare_replies` finds two replies the same, 0.0 if different, else None."""
+    return compare_replies(one, other, query).decided
+
+
 def same_answer(one: Answer, other: Answer, query: Query, /) -> Sameness:
     """Compare two answers to a query.
 

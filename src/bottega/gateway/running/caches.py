@@ -45,7 +45,7 @@ from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.embedders.names import NOTE, packaged_name
 from bottega.knowledge.eviction import EVICTIONS
 from bottega.openai_api.fields import data_url_cache
-from bottega.parsing import FinalAnswerParser, compare_replies, most_frequent
+from bottega.parsing import FinalAnswerParser, decided_agreement, most_frequent
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Escalation, Retriever, Router, Tier
@@ -348,8 +348,3 @@ def _example(base: KnowledgeBase, id: str) -> Example | None:
         return base.get(id)
     except NotFoundError:
         return None
-
-
-def decided_agreement(one: str, other: str, query: Query) -> float | None:
-    """Return whether two replies agree, as a score; None if no rule decides."""
-    return compare_replies(one, other, query).decided
