@@ -178,13 +178,12 @@ class ShadowRunner:
     ) -> tuple[UpstreamCall, str] | None:
         """Return the call and the answer of an apprentice, also if it was dismissed: otherwise a
         gate that hides useful demonstrations would never learn of them."""
-        in_variant = bool(job.record.variant)
-        if not (in_variant or _is_comparable(job)):
+        if not (job.record.variant or _is_comparable(job)):
             return None
         for call, completed in ((result.call, result.completed), *result.dismissed):
             reply = self.completer.without_extras(job, call, completed)
-            learns = call.served.name not in query.tenant.stored_tiers
-            if learns and (in_variant or call.served.tier.shots > 0) and _is_complete(reply):
+            is_apprentice = call.served.name not in query.tenant.stored_tiers
+            if is_apprentice and _is_complete(reply):
                 return call, reply.completions[0].text
         return None
 
@@ -198,7 +197,7 @@ class ShadowRunner:
         sampled: bool,
     ) -> None:
         """Compare an answer with and without demonstrations. An answer without candidates is
-        compared only if it was `sampled` in an experiment."""
+        compared only if it was `sampled`: the agreement of all answers is that of these, too."""
         tenant, served = query.tenant, call.served
         assert tenant.shadow is not None
         found: list[Candidate] = []
@@ -211,9 +210,7 @@ class ShadowRunner:
                 found = fitting(hidden, job.request, served.capabilities)
         except BottegaError as error:
             log.info("request %s is not measured: %s", job.record.request_id, error)
-        # Variants may find demonstrations for different questions: without the others, they would
-        # be compared on different samples.
-        if not (found or (sampled and job.record.variant)):
+        if not (found or sampled):
             tenant.shadow.cancel()
             return
         expensive_first = self.completer.served[::-1]
