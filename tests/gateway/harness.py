@@ -70,6 +70,13 @@ class Harness:
             time.sleep(0.005)
         return self.records[requests - 1]
 
+    def until_measured(self, pairs: int) -> None:
+        """Wait for this number of compared answers."""
+        end = time.monotonic() + 60
+        while len(self.pairs) < pairs:
+            assert time.monotonic() < end, f"only {len(self.pairs)} answers were compared"
+            time.sleep(0.005)
+
 
 @dataclass
 class TenantPool:

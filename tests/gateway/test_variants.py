@@ -312,7 +312,7 @@ def test_agreement_excludes_samples_for_the_gate(endpoint: Server, tmp_path: Pat
     assert (agreement.metric, agreement.a, agreement.b) == ("agreement", None, None)
 
 
-@pytest.mark.parametrize("variant", ["no-retrieve", "route=apprentice", ""])
+@pytest.mark.parametrize("variant", ["no-retrieve", "route=apprentice", "", "no experiment"])
 def test_agreement_covers_answers_without_demonstrations(tmp_path: Path, variant: str) -> None:
     """Otherwise a variant that finds fewer demonstrations is compared on other questions."""
     gate = BenefitGate()
@@ -322,10 +322,12 @@ def test_agreement_covers_answers_without_demonstrations(tmp_path: Path, variant
             "no-retrieve": Overrides(retrieve=False),
             "route=apprentice": Overrides(tier="apprentice"),
         }.get(variant, Overrides())
-        raw(server, user_messages(1))  # of no experiment: not measured without demonstrations
-        server.gateway.experiment = Experiment("try", "question", 1.0, Overrides(shots=1), options)
+        if variant != "no experiment":
+            shown = Overrides(shots=1)
+            server.gateway.experiment = Experiment("try", "question", 1.0, shown, options)
         raw(server, user_messages(2))
-        server.wait(3)  # two answers and the master's
+        server.wait(2)  # the answer and the master's
+        server.until_measured(1)
     [(similarity, pair)] = server.pairs
     assert similarity is None and pair.shown == pair.hidden
     assert gate.state()["samples"] == []

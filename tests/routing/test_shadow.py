@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bottega.errors import ServerFailedError, SettingError
-from bottega.routing import BenefitGate, ShadowSampler
+from bottega.routing import AgreementPair, BenefitGate, ShadowSampler
 from bottega.routing.benefit_gate import MAX_EAGER, AnswerCall
 from bottega.types import Query
 from tests.routing.builders import QUERY, near
@@ -28,7 +28,7 @@ def says(text: str) -> AnswerCall:
 
 
 async def measured(one: ShadowSampler, hidden: str = "y", was_shown: bool = False) -> None:
-    calls = {"shown": says("x"), "hidden": says(hidden), "master": says("x")}
+    calls: dict[str, Any] = {"shown": says("x"), "hidden": says(hidden), "master": says("x")}
     await one.measure(QUERY, near(0.5), **calls, was_shown=was_shown)
 
 
@@ -83,7 +83,7 @@ async def test_concurrent_measurements_are_limited() -> None:
     assert one.begins() and not one.begins()
     one.cancel()
     waiting.set()
-    assert await tasks[1] == (1.0, 0.0, False)
+    assert await tasks[1] == AgreementPair(1.0, 0.0, was_shown=False)
     assert [one.begins() for _ in range(3)] == [True, True, False]
 
 
@@ -129,7 +129,7 @@ async def test_a_failed_model_gives_no_sample_and_no_error() -> None:
         raise ServerFailedError("503")
 
     assert one.begins()
-    calls = {"shown": says("x"), "hidden": fails, "master": says("x")}
+    calls: dict[str, Any] = {"shown": says("x"), "hidden": fails, "master": says("x")}
     assert await one.measure(QUERY, near(0.5), **calls, was_shown=True) is None
     assert (one.summary().n, one.summary().failed) == (0, 1)
     assert one.begins()
@@ -142,7 +142,7 @@ async def test_an_error_of_the_program_is_raised() -> None:
         raise KeyError("x")
 
     assert one.begins()
-    calls = {"shown": says("x"), "hidden": says("x"), "master": broken}
+    calls: dict[str, Any] = {"shown": says("x"), "hidden": says("x"), "master": broken}
     with pytest.raises(KeyError):
         await one.measure(QUERY, near(0.5), **calls, was_shown=True)
     assert one.begins()

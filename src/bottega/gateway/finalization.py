@@ -15,6 +15,7 @@ from bottega.gateway.accounting.limiter import BudgetError, TokenEstimates
 from bottega.gateway.calls import Bill, fitting
 from bottega.gateway.completion import Completer
 from bottega.gateway.jobs import ChatJob, ChatResult, TenantQuery
+from bottega.gateway.judging import judge_request, read_verdict
 from bottega.gateway.ports import SEARCHED, RequestRecord, ServedTier, UpstreamCall
 from bottega.gateway.request_prompts import request_prompt
 from bottega.gateway.response_cache import CachedReply, ReplyCache, is_repeatable
@@ -142,13 +143,15 @@ class ShadowRunner:
     of an experiment with the master. `on_end` is called with the record of every call that only
     measures, `measured` with every comparison, the similarity of its nearest demonstration and
     whether the question was drawn at random and the compared answer was served. The answer of a
-    stored tier replaces the apprentice's in `repeats`. No client waits for it."""
+    stored tier replaces the apprentice's in `repeats`. The tier `judge` compares answers that no
+    rule can compare. No client waits for it."""
 
     completer: Completer
     finalizer: Finalizer
     on_end: Callable[[RequestRecord], None]
     measured: Callable[[RequestRecord, float | None, AgreementPair, bool], None]
     repeats: ReplyCache
+    judge: str | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def after(self, job: ChatJob, result: ChatResult) -> None:
@@ -229,34 +232,57 @@ class ShadowRunner:
             hidden=lambda: ask(served, ()) if found and call.shown else _given(answer),
             master=lambda: ask(master, ()) if master_answer is None else _given(master_answer),
             was_shown=bool(call.shown),
+            judge=None if self.judge is None else partial(self._verdict, job),
         )
         if pair is not None:
             similarity = max((one.score for one in found), default=None)
             self.measured(job.record, similarity, pair, sampled)
 
     async def _ask(self, job: ChatJob, served: ServedTier, shown: Sequence[Candidate]) -> str:
-        """Return an answer that no client waits for, with a ledger entry of its own."""
+        """Return an answer that no client waits for."""
+        # Without a query nothing is stored: only the master's own reply may be.
+        query = None if shown else job.query
+        body = await self.completer.augmented(job.request, shown)
+        own = replace(job, query=query, bill=self._bill(job, job.request, served, len(shown)))
+        completed = await self._call(job, own, UpstreamCall(served, body, tuple(shown)))
+        is_stored = query is not None and served.name in query.tenant.stored_tiers
+        if own.key and is_stored and is_repeatable(completed.completions):
+            reply = CachedReply(completed.payload, served.name, completed.model)
+            self.repeats.replace(own.key, reply)
+        return completed.completions[0].text
+
+    async def _verdict(self, job: ChatJob, one: str, other: str) -> float | None:
+        """Return the judge's verdict on two answers, None without a clear one."""
+        served = next(tier for tier in self.completer.served if tier.name == self.judge)
+        request = judge_request(job.request.question, one, other)
+        own = replace(job, request=request, query=None, key=None)
+        own.bill = self._bill(job, request, served, 0)
+        try:
+            completed = await self._call(job, own, UpstreamCall(served, request.body))
+        except GenerationError as error:
+            self.finalizer.warn("no verdict", error)
+            return None
+        if (verdict := read_verdict(completed.completions[0].text)) is None:
+            self.finalizer.warn("unclear verdict")
+        return verdict
+
+    def _bill(self, job: ChatJob, request: ChatRequest, served: ServedTier, shots: int) -> Bill:
+        """Return the bill of a call with a ledger entry of its own."""
         record = RequestRecord(job.record.request_id, account=job.record.account)
         record.namespace, record.state = job.record.namespace, "shadow"
-        record.route, record.shots = served.name, len(shown)
+        record.route, record.shots = served.name, shots
         # The client's request may end first and release its own reservation.
         record.reservation = job.record.reservation and job.record.reservation.sibling()
-        # Without a query nothing is stored: only the master's own reply may be.
-        query, bill = None if shown else job.query, self.finalizer.bill(record, job.request)
-        own = replace(job, query=query, bill=bill)
-        body = await self.completer.augmented(job.request, shown)
+        return self.finalizer.bill(record, request)
+
+    async def _call(self, job: ChatJob, own: ChatJob, call: UpstreamCall) -> ChatCompletion:
+        record = own.record
         try:
-            call = UpstreamCall(served, body, tuple(shown))
             result = await self.completer.call_upstream(own, call)
             await self.finalizer.store(own, result)
-            name, completed = served.name, result.completed
-            is_stored = own.query is not None and name in own.query.tenant.stored_tiers
-            may_correct = is_stored and is_repeatable(completed.completions)
-            if own.key and may_correct:
-                self.repeats.replace(own.key, CachedReply(completed.payload, name, completed.model))
             if record.cost_usd and job.query and job.query.tenant.charge:
                 job.query.tenant.charge(record.cost_usd)
-            return result.completed.completions[0].text
+            return result.completed
         except BudgetError as error:
             record.status = error.status
             raise GenerationError(str(error), hint=error.hint) from error

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from operator import mul
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from bottega.errors import GenerationError, SettingError, check_count, check_fraction
 from bottega.types import Candidate, Query
@@ -293,17 +293,21 @@ log = logging.getLogger(__name__)
 AnswerCall = Callable[[], Awaitable[str]]
 # Agreement of two replies to the query, in [0, 1]; None if it is undecided.
 AgreementFunction = Callable[[str, str, Query], float | None]
+# Agreement of two replies that the function leaves undecided; None if it stays so.
+Judge = Callable[[str, str], Awaitable[float | None]]
 # A question that no rule can decide would otherwise be asked of the master for ever.
 MAX_EAGER = 100
 
 
 class AgreementPair(NamedTuple):
     """Agreement of the apprentice with the master with demonstrations and without, None if it is
-    undecided, and whether the answer that the client got had demonstrations."""
+    undecided, and whether the answer that the client got had demonstrations. A pair is `judged` if
+    a judge was asked."""
 
     shown: float | None
     hidden: float | None
     was_shown: bool
+    judged: bool = False
 
     @property
     def served(self) -> float | None:
@@ -403,26 +407,39 @@ class ShadowSampler:
         hidden: AnswerCall,
         master: AnswerCall,
         was_shown: bool,
+        judge: Judge | None = None,
     ) -> AgreementPair | None:
         """Run the missing calls concurrently and learn from the replies. `candidates` are the
-        demonstrations of `shown`, whose answer the client got if `was_shown`. Return None if a
-        reply is missing: this is counted and not raised, because the client has its answer."""
+        demonstrations of `shown`, whose answer the client got if `was_shown`; `judge` gets the
+        pairs that are undecided. Return None if a reply is missing: this is counted and not raised,
+        because the client has its answer."""
         try:
-            replies = await asyncio.gather(shown(), hidden(), master(), return_exceptions=True)
+            calls = shown(), hidden(), master()
+            replies = await asyncio.gather(*calls, return_exceptions=True)
+            if not self._are_texts(replies):
+                return None
+            shown_reply, hidden_reply, master_reply = replies
+            own = shown_reply, hidden_reply
+            scores = {text: self._agree(text, master_reply, query) for text in own}
+            undecided = [text for text, score in scores.items() if score is None and judge]
+            for text in undecided:
+                assert judge is not None
+                scores[text] = await judge(text, master_reply)
         finally:
             self.cancel()
-        texts = [reply for reply in replies if isinstance(reply, str)]
+        scored = scores[shown_reply], scores[hidden_reply]
+        return self._learned(candidates, AgreementPair(*scored, was_shown, bool(undecided)))
+
+    def _are_texts(self, replies: Sequence[str | BaseException]) -> TypeGuard[Sequence[str]]:
+        """Return whether no upstream failed, which is counted. Raises other errors."""
         for reply in replies:
             if isinstance(reply, BaseException) and not isinstance(reply, GenerationError):
                 raise reply
-        if len(texts) < len(replies):
+        failures = [reply for reply in replies if not isinstance(reply, str)]
+        if failures:
             self._failed += 1
-            log.info("a shadow sample failed: %s", [r for r in replies if not isinstance(r, str)])
-            return None
-        shown_reply, hidden_reply, master_reply = texts
-        return self.learn(
-            *(query, candidates, shown_reply, hidden_reply, master_reply), was_shown=was_shown
-        )
+            log.info("a shadow sample failed: %s", failures)
+        return not failures
 
     def learn(
         self,
@@ -437,10 +454,12 @@ class ShadowSampler:
         """Learn from three replies that the caller has collected. The gate learns nothing from an
         undecided comparison."""
         scores = self._agree(shown, master, query), self._agree(hidden, master, query)
-        pair = AgreementPair(*scores, was_shown)
+        return self._learned(candidates, AgreementPair(*scores, was_shown))
+
+    def _learned(self, candidates: Sequence[Candidate], pair: AgreementPair) -> AgreementPair:
         self._pairs.append(pair)
-        if scores[0] is not None and scores[1] is not None:
-            self.gate.learn(candidates, scores[0], scores[1])
+        if pair.shown is not None and pair.hidden is not None:
+            self.gate.learn(candidates, pair.shown, pair.hidden)
         return pair
 
     def summary(self) -> ShadowQuality:

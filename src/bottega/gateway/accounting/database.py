@@ -26,6 +26,7 @@ from bottega._util.sql_tables import (
 from bottega.errors import StoreError
 from bottega.gateway.accounting.row_types import Entry, ShadowSample, storable_text
 from bottega.gateway.accounting.schema import (
+    CURRENT_RULES,
     ENTRIES,
     FEEDBACK,
     GATEWAY_DB,
@@ -33,7 +34,6 @@ from bottega.gateway.accounting.schema import (
     SHADOWS,
 )
 from bottega.image import path_text
-from bottega.parsing import COMPARISON_RULES
 
 AccountMonth = tuple[str, str]
 
@@ -57,7 +57,7 @@ SHADOWS_AFTER = (
     " WHERE namespace = ?1 AND (transaction, number) > (?2, ?3)"
     " AND transaction < pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
     " AND retrieve = ?4 AND with_score IS NOT NULL AND without_score IS NOT NULL"
-    f" AND rules = {COMPARISON_RULES} ORDER BY transaction, number LIMIT ?5"
+    f" AND {CURRENT_RULES} ORDER BY transaction, number LIMIT ?5"
 )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from bottega._util.sql_tables import SqlRow
 from bottega.errors import NotFoundError
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.schema import CURRENT_RULES
 from bottega.gateway.accounting.sequential import (
     ALPHA,
     Floats,
@@ -18,7 +19,6 @@ from bottega.gateway.accounting.sequential import (
     difference,
     mean_estimate,
 )
-from bottega.parsing import COMPARISON_RULES
 
 VARIANTS = ("a", "b")
 LATEST = "SELECT variant FROM gateway_entries WHERE variant != '' ORDER BY time DESC LIMIT 1"
@@ -36,7 +36,7 @@ AGREEMENT = f"""
 SELECT e.variant, CASE WHEN s.was_shown THEN s.with_score ELSE s.without_score END
 FROM gateway_shadows AS s JOIN gateway_entries AS e ON e.request_id = s.request_id
 WHERE s.sampled AND e.variant IN (?1, ?2) AND e.time >= ?3 AND e.state = 'answered'
-    AND e.tier != ?4 AND s.rules = {COMPARISON_RULES}
+    AND e.tier != ?4 AND {CURRENT_RULES}
 ORDER BY s.time, s.request_id
 """
 RATINGS = """

@@ -27,7 +27,7 @@ from bottega.gateway.accounting.database import (
     open_tables,
 )
 from bottega.gateway.accounting.row_types import Entry, ShadowSample, dollars
-from bottega.gateway.accounting.schema import DAY
+from bottega.gateway.accounting.schema import DAY, RULES_VERSION
 
 log = logging.getLogger(__name__)
 
@@ -456,8 +456,8 @@ class Ledger:
 
 
 def _gate_note(namespace: str, retrieve: str) -> str:
-    """Return the name of the note with the state of a gate."""
-    return f"{retrieve}-{GATE}{namespace}"
+    """Return the name of the note with the state of a gate, which other rules did not measure."""
+    return f"{retrieve}-{GATE}{RULES_VERSION}:{namespace}"
 
 
 def _end(waiters: Sequence[WriteCallback], error: BaseException | None) -> None:

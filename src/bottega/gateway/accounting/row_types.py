@@ -98,7 +98,8 @@ class ShadowSample:
     demonstrations, None if the comparison's `rules`, a version, leave it undecided. The client's
     answer had demonstrations if `was_shown`. `retrieve` is the retrieval method, "none" if the
     question had no demonstrations. A `sampled` answer was served, and its question was drawn at
-    random; the others were measured for the gate alone. `id` is that of an entry."""
+    random; the others were measured for the gate alone. `judge` is the version of the judge's
+    instruction, 0 if no judge was asked. `id` is that of an entry."""
 
     time: float
     request_id: Text
@@ -111,6 +112,7 @@ class ShadowSample:
     sampled: bool = True
     was_shown: bool = True
     rules: Count = COMPARISON_RULES
+    judge: Count = 0
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from bottega._util.sql_tables import SqlRow, optional
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.schema import DAY, since_values, sums_since
-from bottega.parsing import COMPARISON_RULES
+from bottega.gateway.accounting.schema import CURRENT_RULES, DAY, since_values, sums_since
 from bottega.routing.benefit_gate import AgreementPair, ShadowQuality, shadow_quality
 
 Floats = NDArray[np.float64]
@@ -156,7 +155,7 @@ MAX_EXACT_COSTS = 2_000
 NAMED = optional("namespace", 4)
 SELECT_SHADOWS = f"""
 SELECT with_score, without_score, was_shown FROM gateway_shadows
-WHERE time >= ?1 AND {optional("namespace", 2)} AND sampled AND rules = {COMPARISON_RULES}
+WHERE time >= ?1 AND {optional("namespace", 2)} AND sampled AND {CURRENT_RULES}
 """
 # Times of the first and the last entry; each subquery uses an index.
 FIRST_AND_LAST = """

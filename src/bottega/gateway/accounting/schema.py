@@ -10,11 +10,16 @@ from bottega._util.postgres import PostgresKind
 from bottega._util.sql_tables import POSTGRES, SQLITE, SqlDialect, TableSchema
 from bottega._util.sqlite import FileKind
 from bottega.gateway.accounting.row_types import Account, DailySums, Entry, Feedback, ShadowSample
+from bottega.gateway.judging import JUDGE_VERSION
+from bottega.parsing import COMPARISON_RULES
 
 FILE = "gateway.db"
 DAY = 86_400
 ENTRIES = TableSchema("gateway_entries", Entry)
 SHADOWS = TableSchema("gateway_shadows", ShadowSample)
+# Samples that another version of the rules or of the judge's instruction compared are not mixed.
+RULES_VERSION = f"{COMPARISON_RULES}.{JUDGE_VERSION}"
+CURRENT_RULES = f"rules = {COMPARISON_RULES} AND judge IN (0, {JUDGE_VERSION})"
 FEEDBACK = TableSchema("gateway_feedback", Feedback)
 ACCOUNTS = TableSchema("gateway_accounts", Account)
 DAILY_SUMS = TableSchema("gateway_daily_sums", DailySums)

@@ -167,6 +167,10 @@ def check_shadow(config: Config, path: SettingPath) -> None:
             "needs shadow samples, and shadow.rate is 0",
             hint="write rate = 0.02 to compare one answer in fifty",
         )
+    names = [tier.name for tier in config.tiers]
+    if config.shadow.judge is not None and config.shadow.judge not in names:
+        problem = f"is not one of the tiers, got {config.shadow.judge!r}"
+        raise (path / "shadow" / "judge").error(problem, hint=f"use {', '.join(names)}")
 
 
 def check_state(config: Config, path: SettingPath) -> None:

@@ -180,10 +180,12 @@ class LimitSettings:
 class ShadowSettings:
     """[shadow]: comparison of a fraction `rate` of the apprentice's answers with the master's. With
     `gate`, demonstrations are shown only where these comparisons found a benefit; until there are
-    enough of them, every answer is compared."""
+    enough of them, every answer is compared. The tier `judge` compares answers that no rule can
+    compare, such as sentences; without it they count as undecided."""
 
     rate: Fraction = 0.0
     gate: bool = False
+    judge: str | None = None
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,7 @@ def build(
             gateway_server.on_end,
             file.record_shadow_sample,
             repeats,
+            config.shadow.judge,
         )
 
     def forget(namespace: str) -> None:

@@ -28,6 +28,7 @@ from bottega.gateway.decode_budget import (
     DecodeBudget,
 )
 from bottega.gateway.drafts import DraftGenerator
+from bottega.gateway.judging import JUDGE_VERSION
 from bottega.gateway.ports import RequestRecord, Tenant
 from bottega.gateway.request_traces import RequestTraces
 from bottega.gateway.running.cache_views import (
@@ -186,6 +187,7 @@ class NamespaceOpener:
                 retrieve=retrieve,
                 sampled=sampled,
                 was_shown=pair.was_shown,
+                judge=JUDGE_VERSION if pair.judged else 0,
             )
         )
         if sampled:
