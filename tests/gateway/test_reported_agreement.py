@@ -85,7 +85,7 @@ def run(folder: Path, say: Say, seed: int, judge: str | None) -> tuple[Agreement
         return say(item(prompt) % 40, True)
 
     gate = BenefitGate()
-    _, customize, change = shadow_parts(gate, rate=0.15, at_once=400)
+    _, customize, change = shadow_parts(gate, rate=0.15, at_once=400, seed=seed)
     right = list[bool]()
     with (
         harness(

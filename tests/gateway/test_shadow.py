@@ -32,9 +32,9 @@ def wrong_with_example(prompt: Prompt) -> str:
 
 
 def shadow_parts(
-    gate: BenefitGate, *, gated: bool = True, rate: float = 1.0, at_once: int = 4
+    gate: BenefitGate, *, gated: bool = True, rate: float = 1.0, at_once: int = 4, seed: int = 0
 ) -> tuple[ShadowSampler, Callable[[Tenant], Tenant], Callable[[Pipeline], Pipeline]]:
-    shadow = ShadowSampler(gate, decided_agreement, rate=rate, at_once=at_once)
+    shadow = ShadowSampler(gate, decided_agreement, rate=rate, at_once=at_once, seed=seed)
     rerank = (
         GatedReranker(TopKReranker("nearest-last"), gate.shows)
         if gated
