@@ -69,7 +69,7 @@ def test_missing_data_are_reported(run: Run, tmp_path: Path) -> None:
     assert "the master alone: unknown: no priced answer of 'master'" in printed.out
     assert "tiers that answered: apprentice" in printed.err
     assert "1 of unknown price are excluded" in printed.out
-    assert "no shadow samples" in printed.err
+    assert "agreement:        not measured: set [shadow] rate" in printed.out
     ledger.record(Entry(MOMENT, "r", "k", "", "master", "m", "answered", cost_usd=1.0))
     ledger.close()
     assert "2.0000 USD (no interval: too few answers, n = 1)" in run("savings", "--data", "d").out

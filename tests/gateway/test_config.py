@@ -45,7 +45,7 @@ def test_defaults_in_the_example_are_correct() -> None:
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
     sections = ("gateway", "route", "cache", "replay", "limits", "shadow", "batches", "telemetry")
     more = ("feedback", "responses")
-    unset = {"aliases", "allowed_hosts", "fetch_hosts", "fields", "file", "metrics_port"}
+    unset = {"aliases", "allowed_hosts", "judge", "fetch_hosts", "fields", "file", "metrics_port"}
     unset |= {"database", "database_env", "vectors", "vectors_env"}
     unset |= {"master_rate", "usd_per_1k", "min_confidence", "samples", "tier"}  # of other routers
     unset |= {"order", "groups"}  # stored or nearest-last; adapted

@@ -51,7 +51,7 @@ def exported() -> dict[str, set[str]]:
     metrics.lost_rows(lambda: 0)
     metrics.ready(lambda: True)
     metrics.cache_entries("a", 1)
-    metrics.compared[1.0].inc()
+    metrics.compared[1.0] += 1
     metrics.warned.labels("not stored").inc()
     metrics.breaker("small", type("Breaker", (), {"state": "open"})())
     samples = [sample for family in metrics.collect() for sample in family.samples]

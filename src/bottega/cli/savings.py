@@ -100,7 +100,7 @@ def _print_alone(found: Savings) -> None:
 def _print_agreement(found: Savings) -> None:
     agreement = found.agreement
     if agreement is None:
-        note("agreement with the master: unknown, there are no shadow samples")
+        say("agreement:        not measured: set [shadow] rate in the gateway's configuration")
         return
     say(
         f"agreement of {agreement.n} cheaper answers, drawn at random, with the master's;"

@@ -9,7 +9,7 @@ WIDTH, HEIGHT = 720, 150
 GAP = 0.15  # share of a bar's width
 MAX_SERIES = 8
 # Series with a style of their own; the others share `MAX_SERIES` styles by rank.
-FIXED = {"failed": "failed", "rejected": "rejected", "replayed": "replayed"}
+FIXED = {"failed": "failed", "replayed": "replayed"}
 
 
 @dataclass(frozen=True)

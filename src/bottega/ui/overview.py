@@ -34,16 +34,18 @@ REFRESH_SECONDS = 5
 NO_TIER = "without a model"  # such as embeddings
 MOST_STATUSES = 8
 HISTOGRAM_BINS = 10
-REPLAYED, FAILED, REJECTED = "replayed", "failed", "rejected"
+REPLAYED, FAILED = "replayed", "failed"
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of one period. `shares` are requests by series. Latencies and similarities are
+    """Statistics of one period. `shares` are requests by series, without the `rejected` ones, which
+    failed by an error of the client. Latencies and similarities are
     those of the newest `sampled` answers; `statuses` are the most frequent error statuses with
     their counts."""
 
     requests: int
+    rejected: int
     cost_usd: float
     shares: Mapping[str, int]
     requests_chart: StackedBars
@@ -94,7 +96,8 @@ def statistics(ledger: Ledger, period: str, namespace: str | None) -> Statistics
     now = time.time()
     since = now - length
     sample = newest_answers(ledger, since, namespace, SAMPLE)
-    requests, cost = _by_bucket(buckets(ledger, since, width, namespace))
+    found = buckets(ledger, since, width, namespace)
+    requests, cost = _by_bucket(found)
     shares: dict[str, int] = defaultdict(int)
     for (_, name), count in requests.items():
         shares[name] += int(count)
@@ -110,6 +113,7 @@ def statistics(ledger: Ledger, period: str, namespace: str | None) -> Statistics
 
     return Statistics(
         sum(shares.values()),
+        sum(one.requests for one in found if one.is_rejected),
         sum(cost.values()),
         shares,
         chart(requests),
@@ -133,10 +137,11 @@ def _by_bucket(found: Sequence[Bucket]) -> tuple[Sums, Sums]:
         name = one.tier or NO_TIER
         if one.cost_usd:
             cost[one.number, name] += one.cost_usd
-        if one.state == "shadow":  # shadow samples have a cost but are not requests of clients
+        # Shadow samples have a cost but are not requests of clients.
+        if one.state == "shadow" or one.is_rejected:
             continue
         if one.state == "failed":
-            name = REJECTED if one.is_rejected else FAILED
+            name = FAILED
         elif one.state == "replayed":
             name = REPLAYED
         requests[one.number, name] += one.requests

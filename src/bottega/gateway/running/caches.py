@@ -191,7 +191,7 @@ class NamespaceOpener:
             )
         )
         if sampled:
-            self.metrics.compared[pair.served].inc()
+            self.metrics.compared[pair.served] += 1
         if self.shared_gates is None and similarity is not None:
             state = self._gates[namespace, retrieve].state()
             self.ledger.set_gate(namespace, retrieve, orjson.dumps(state).decode())

@@ -12,11 +12,17 @@ from typing import Protocol
 
 import prometheus_client
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from bottega.gateway.accounting.row_types import Entry, Feedback
+from bottega.routing.benefit_gate import agreement_range
 
 LabelValues = tuple[str, ...]
 
@@ -125,9 +131,8 @@ class Metrics:
         self.in_flight = self._gauge("requests_in_flight", "Requests in flight")
         self._entries = self._gauge("cache_entries", "Examples in the cache", "namespace")
         self._breaker = self._gauge("breaker_state", "0 closed, 1 half-open, 2 open", "route")
-        shadows = self._counter("shadow", "Comparisons with the master's answer", "agreement")
-        names = {1.0: "yes", 0.0: "no", None: "undecided"}
-        self.compared = {score: shadows.labels(name) for score, name in names.items()}
+        # Sampled answers by their agreement with the master's, None if it is undecided.
+        self.compared = Counter[float | None]()
         self.warned = self._counter("warnings", "Non-fatal problems while answering", "reason")
         self._feedback = self._counter("feedback", "Feedback of clients", "kind")
         self._ratings = {route: Histogram(RATINGS) for route in (*self._routes, OTHER)}
@@ -222,6 +227,7 @@ class Metrics:
         yield histogram("similarity", best, (), {(): similarity})
         shown = "Demonstrations of an answered request"
         yield histogram("demonstrations", shown, (), {(): shots})
+        yield from self._agreement()
         ratings: dict[LabelValues, Histogram] = {
             (route,): rated for route, rated in self._ratings.items() if rated.count
         }
@@ -232,6 +238,22 @@ class Metrics:
             ("store",): self.store,
         }
         yield histogram("stage_seconds", "Duration of stages", ["stage"], stages)
+
+    def _agreement(self) -> Iterator[Metric]:
+        names = {1.0: "yes", 0.0: "no", None: "undecided"}
+        counts = {(name,): float(self.compared[score]) for score, name in names.items()}
+        yield counter("shadow", "Comparisons with the master's answer", ["agreement"], counts)
+        found = agreement_range([*self.compared.elements()])
+        bounds = GaugeMetricFamily(
+            "bottega_agreement",
+            "Agreement of sampled answers with the master's: undecided ones all different (least)"
+            " or all the same (most), and the bounds of the 95 % interval around both",
+            labels=["bound"],
+        )
+        if found.n:
+            for name in ("low", "least", "most", "high"):
+                bounds.add_metric([name], getattr(found, name))
+        yield bounds
 
     def _counter(self, name: str, help: str, *labels: str) -> prometheus_client.Counter:
         return prometheus_client.Counter(
