@@ -241,7 +241,9 @@ class Metrics:
 
     def _agreement(self) -> Iterator[Metric]:
         names = {1.0: "yes", 0.0: "no", None: "undecided"}
-        counts = {(name,): float(self.compared[score]) for score, name in names.items()}
+        counts: dict[LabelValues, float] = {
+            (name,): self.compared[score] for score, name in names.items()
+        }
         yield counter("shadow", "Comparisons with the master's answer", ["agreement"], counts)
         found = agreement_range([*self.compared.elements()])
         bounds = GaugeMetricFamily(
