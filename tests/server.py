@@ -86,8 +86,8 @@ def reply(body: object, status: int = 200, **headers: str) -> Answer:
     return raw(orjson.dumps(body), status, "application/json", named)
 
 
-def refuse(status: int, message: str = "no", **headers: str) -> Answer:
-    return reply({"error": {"message": message, "type": "error", "code": None}}, status, **headers)
+def refuse(status: int, message: str = "no", code: str | None = None, **headers: str) -> Answer:
+    return reply({"error": {"message": message, "type": "error", "code": code}}, status, **headers)
 
 
 def raw(

@@ -102,11 +102,11 @@ async def test_rejection_keeps_the_upstream_fields(
 
 
 @pytest.mark.parametrize(
-    ("status", "message"),
-    [(401, "key"), (403, "no"), (404, "no model m"), (429, "quota"), (302, "")],
+    ("status", "code"),
+    [(401, "key"), (402, None), (403, "no"), (404, "no"), (429, "insufficient_quota"), (302, "")],
 )
-async def test_operator_errors_become_502(endpoint: Server, status: int, message: str) -> None:
-    endpoint.answers = [refuse(status, message)]
+async def test_operator_errors_become_502(endpoint: Server, status: int, code: str) -> None:
+    endpoint.answers = [refuse(status, code=code)]
     for call in (completed, streamed):
         with pytest.raises(MisconfiguredError) as caught:
             await call(upstream(endpoint))

@@ -6,6 +6,7 @@ import gc
 import time
 from typing import Any
 
+import orjson
 import pytest
 from openai.types.chat import completion_create_params
 from pydantic import TypeAdapter
@@ -284,11 +285,34 @@ async def test_a_key_of_any_shape_is_redacted(endpoint: Server) -> None:
     assert len(str(error)) < 400
 
 
-async def test_used_up_quota_is_not_retried(endpoint: Server) -> None:
-    endpoint.answers = [refuse(429, "You exceeded your current quota")]
-    error = await error_of(model(endpoint))
-    assert isinstance(error, RejectedError)
-    assert "billing" in error.hint
+LINK = "Requests exceed the call rate limit. To raise the quota, see https://aka.example/quota"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "is_used_up"),
+    [
+        ({"message": "no money", "code": "insufficient_quota"}, {}, True),
+        ({"message": "no money", "type": "insufficient_quota", "code": None}, {}, True),
+        ({"message": "no money", "code": "insufficient_quota"}, {"retry-after": "3600"}, True),
+        ({"message": "no money", "code": "insufficient_quota"}, {"retry-after": "2"}, False),
+        ({"message": LINK, "code": "429"}, {}, False),
+        ({"message": LINK, "code": "RateLimitReached"}, {"retry-after": "7"}, False),
+        ({"message": "You exceeded your current quota", "code": 429}, {}, False),
+        ({"message": "quota", "type": "rate_limit_error"}, {}, False),
+        ("quota", {}, False),
+    ],
+)
+async def test_only_a_used_up_account_is_not_retried(
+    endpoint: Server, body: object, headers: dict[str, str], is_used_up: bool
+) -> None:
+    """The code or type of the error decides, not its text."""
+    for sent in ({"error": body}, [{"error": body}]):  # a list: Gemini
+        endpoint.answers = [raw(orjson.dumps(sent), 429, "application/json", headers)]
+        error = await error_of(model(endpoint, retries=0))
+        assert isinstance(error, RejectedError) is is_used_up
+        assert isinstance(error, RateLimitedError) is not is_used_up
+        assert ("billing" in error.hint) is is_used_up
+        assert error.retry_after == (float(headers["retry-after"]) if headers else None)
 
 
 async def test_a_redirect_is_not_followed(endpoint: Server) -> None:

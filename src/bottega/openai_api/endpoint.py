@@ -118,14 +118,14 @@ class Endpoint:
     ) -> EndpointError:
         """Return the error for a failed request; `body` is the error's JSON, empty if there was
         none. The server's advice in the headers decides whether and when to retry."""
-        message = self.display(error_message(body))
-        error = status_error(status, message, self.shown, model)
+        message, wait = self.display(error_message(body)), requested_wait(headers)
+        found = body.get("error")
+        words = found.items() if isinstance(found, dict) else ()
+        fields = {name: self.display(word) for name, word in words if isinstance(word, str)}
+        error = status_error(status, message, self.shown, model, fields, wait)
         if isinstance(error, RejectedError):
-            found = body.get("error")
-            words = found.items() if isinstance(found, dict) else ()
-            fields = {name: self.display(word) for name, word in words if isinstance(word, str)}
             error = RequestRejectedError(error, message, fields)
-        error.retry_after = requested_wait(headers)
+        error.retry_after = wait
         if (advice := headers.get("x-should-retry")) in ("true", "false"):
             error.retryable = advice == "true"
         return error

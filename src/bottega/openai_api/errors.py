@@ -23,6 +23,16 @@ TYPES = {
     429: "rate_limit_error",
     **dict.fromkeys((500, 502, 503, 504, 507), "server_error"),
 }
+# Codes and types of an account without money. The text does not show it: that of a limit per minute
+# speaks of quota, too.
+USED_UP = {
+    "insufficient_quota",
+    "insufficient_balance",
+    "billing_hard_limit_reached",
+    "billing_not_active",
+    "exceeded_current_quota_error",
+}
+SHORT_WAIT = 60.0  # a used-up account does not recover within these seconds
 
 
 class RequestRejectedError(RejectedError):
@@ -68,10 +78,15 @@ class ApiError(BottegaError):
         return orjson.dumps({"error": error})
 
 
-def status_error(status: int, message: str, where: str, model: str) -> EndpointError:
-    """Return the error for an HTTP status; `message` is the server's own."""
+def status_error(
+    status: int, message: str, where: str, model: str, fields: JSONObject, wait: float | None
+) -> EndpointError:
+    """Return the error for an HTTP status; `message` is the server's own, `fields` are those of its
+    error and `wait` the seconds after which it accepts another request, if it says so."""
     text = f"{where} answered {status}" + (f": {message}" if message else "")
-    if status == 429 and "quota" not in message.lower():
+    is_used_up = not USED_UP.isdisjoint((fields.get("code"), fields.get("type")))
+    recovers = wait is not None and wait <= SHORT_WAIT
+    if status == 429 and (recovers or not is_used_up):
         return RateLimitedError(text, status=status, hint="lower `concurrency`, or try again later")
     if status == 408:
         return EndpointTimeoutError(text, status=status, hint="try again, or raise `timeout`")
@@ -84,7 +99,7 @@ def status_error(status: int, message: str, where: str, model: str) -> EndpointE
         403: "the key may not use this model: check OPENAI_API_KEY and the account's rights",
         404: f"check that the server has the model {model!r} and that the base URL ends in /v1",
         413: "send fewer demonstrations or smaller images",
-        429: "the account's quota is used up: check its billing",
+        **dict.fromkeys((402, 429), "the account's quota is used up: check its billing"),
     }
     other = "change the request; extra_body={'field': None} leaves out a field it rejects"
     if 300 <= status < 400:

@@ -189,6 +189,8 @@ def error_body(payload: bytes) -> JSONObject:
         body = orjson.loads(payload)
     except orjson.JSONDecodeError:
         return {}
+    if isinstance(body, list):  # of Gemini
+        body = next((one for one in body if isinstance(one, dict)), {})
     if isinstance(body, str):
         return {"message": body}
     return body if isinstance(body, dict) else {}
