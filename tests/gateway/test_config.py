@@ -143,6 +143,12 @@ def test_stored_tiers_can_be_configured() -> None:
         ("[tiers.a]\nmodel = 'openai:x'\nextra_body = 3", "extra_body must be a table", "{"),
         ("[tiers.a]\nmodel = 'openai:x'\ntimeout = 0", "timeout must be more than 0", "timeout"),
         (TWO + "[replay]\nseconds = nan", "replay.seconds must be a finite number, got nan", "1.0"),
+        (
+            "[tiers.a]\nmodel = 'openai:x'\ndrop_fields = ['model']",
+            "drop_fields must not",
+            "optional",
+        ),
+        (TWO + "[shadow]\nrate = 0.1\njudge = 'big'", "shadow.judge is not one of", "small, large"),
         (TWO + "[limits]\nbody_mb = 0", "limits.body_mb must be at least 1, got 0", "body_mb = 1"),
         (
             TWO + "[route]\nrouter = 'fixed'\nmaster_rate = 0.5",
@@ -327,3 +333,9 @@ def test_wrong_state_urls_are_rejected(lines: str, problem: str) -> None:
     message, hint = rejected(f"{TWO}[state]\n{lines}\n")
     assert problem in message and hint
     assert "secret@" not in message + hint
+
+
+def test_dropped_fields_are_not_sent() -> None:
+    text = TWO.replace("[tiers.small]", "[tiers.small]\ndrop_fields = ['temperature', 'user']", 1)
+    tier = parse_config(text).tiers[0]
+    assert tier.own_fields == {"temperature": None, "user": None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -19,6 +20,8 @@ from bottega.pipeline import FixedRouter
 from bottega.protocols import Router, Tier
 from bottega.types import Answer, Query
 from tests.gateway.harness import client, harness, raw, user_messages
+
+DOWN = ServerFailedError("down", status=503)
 
 
 def test_request_goes_to_a_tier_that_supports_it(tmp_path: Path) -> None:
@@ -36,7 +39,7 @@ def test_request_goes_to_a_tier_that_supports_it(tmp_path: Path) -> None:
 
 
 def test_another_tier_answers_after_a_failure(tmp_path: Path) -> None:
-    broken = ScriptedGenerator([ServerFailedError("down", status=500)] * 2 + ["fine"])
+    broken = ScriptedGenerator([DOWN, DOWN, "fine"])
     with harness(tmp_path, apprentice=broken) as server:
         assert raw(server, user_messages(1)).headers["x-bottega-route"] == "master"
         with pytest.raises(openai.InternalServerError) as failed:
@@ -45,13 +48,95 @@ def test_another_tier_answers_after_a_failure(tmp_path: Path) -> None:
         assert raw(server, user_messages(3)).parse().choices[0].message.content == "fine"
 
 
-def test_client_gets_the_upstream_rejection(tmp_path: Path) -> None:
+def test_client_gets_the_first_rejection_if_all_tiers_refuse(tmp_path: Path) -> None:
     strict = ScriptedGenerator([RejectedError("the prompt is too long", status=400)])
-    with harness(tmp_path, apprentice=strict) as server:
+    stricter = ScriptedGenerator([RejectedError("no", status=400)], name="big")
+    with harness(tmp_path, apprentice=strict, master=stricter) as server:
         with pytest.raises(openai.BadRequestError, match="too long"):
             raw(server, user_messages(1))
         record = server.wait(1)
         assert (record.state, record.status) == ("failed", 400)
+
+
+def rejection(message: str, status: int = 400, **fields: str) -> RequestRejectedError:
+    return RequestRejectedError(RejectedError(message, status=status), message, fields)
+
+
+REJECTIONS = [
+    rejection("'temperature' does not support 0.5 with this model", param="temperature"),
+    rejection("Unsupported parameter: 'response_format'"),
+    rejection("Unsupported value: 'messages[0].role' does not support 'developer'"),
+    rejection("Too many images: this model takes at most 1"),
+    rejection("This model's maximum context length is 4096 tokens"),
+    rejection("prompt is too long: 9000 tokens > 8192 maximum"),
+    rejection("Request entity too large", status=413),
+]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("error", REJECTIONS, ids=str)
+def test_what_one_tier_refuses_another_answers(
+    tmp_path: Path, error: RequestRejectedError, stream: bool
+) -> None:
+    messages = [{"role": "developer", "content": "Be short."}, *user_messages(1, 2)]
+    strict = ScriptedGenerator([error, *["fine"] * 9])
+    with harness(tmp_path, apprentice=strict, replays=False) as server:
+        more: dict[str, Any] = {
+            "temperature": 0.5,
+            "response_format": {"type": "text"},
+            "stream": stream,
+        }
+        answered = raw(server, messages, **more)
+        assert answered.headers["x-bottega-route"] == "master"
+        # Remembered: the tier is not asked again for the same; for other requests it is.
+        assert raw(server, messages, **more).headers["x-bottega-route"] == "master"
+        assert raw(server, user_messages(3)).headers["x-bottega-route"] == "apprentice"
+        reasons = [server.wait(n).entry().reason for n in (1, 2, 3)]
+    assert reasons[0].startswith("fell back from apprentice: ")
+    assert reasons[1:] == ["apprentice refused such a request lately", ""]
+
+
+@pytest.mark.parametrize("fallback", ["never", "up"])
+def test_refused_request_goes_only_where_fallback_allows(
+    tmp_path: Path, fallback: Fallback
+) -> None:
+    def master_first(tiers: Sequence[Tier]) -> Router:
+        return FixedRouter(tiers[-1])
+
+    strict = ScriptedGenerator([REJECTIONS[0]] * 2, name="big")
+    with harness(tmp_path, master=strict, route=master_first, fallback=fallback) as server:
+        for _ in range(2):
+            with pytest.raises(openai.BadRequestError, match="temperature"):
+                raw(server, user_messages(1), temperature=0.5)
+
+
+def test_refusal_by_a_policy_is_final(tmp_path: Path) -> None:
+    error = rejection("the content was filtered", code="content_filter")
+    with harness(tmp_path, apprentice=ScriptedGenerator([error])) as server:
+        with pytest.raises(openai.BadRequestError, match="filtered"):
+            raw(server, user_messages(1))
+        assert server.wait(1).entry().reason == "failed: content filter"
+
+
+def test_what_all_tiers_refuse_is_not_remembered(tmp_path: Path) -> None:
+    """A client's invalid value must not change the route of later requests."""
+    first = ScriptedGenerator([REJECTIONS[0], "fine"])
+    second = ScriptedGenerator([REJECTIONS[0]], name="big")
+    with harness(tmp_path, apprentice=first, master=second) as server:
+        with pytest.raises(openai.BadRequestError):
+            raw(server, user_messages(1), temperature=0.5)
+        answered = raw(server, user_messages(1), temperature=0.5)
+    assert answered.headers["x-bottega-route"] == "apprentice"
+
+
+def test_server_that_fails_on_demonstrations_is_tried_without_them(tmp_path: Path) -> None:
+    failed = ServerFailedError("slot unavailable", status=500)
+    with harness(tmp_path, apprentice=ScriptedGenerator([failed, "fine"])) as server:
+        raw(server, user_messages(1), "bottega/master")
+        answered = raw(server, user_messages(2))
+        assert answered.headers["x-bottega-route"] == "apprentice"
+        assert answered.headers["x-bottega-demonstrations"] == "0"
+        assert server.wait(2).entry().reason == "apprentice rejected the demonstrations"
 
 
 @pytest.mark.parametrize(
@@ -65,15 +150,13 @@ def test_client_gets_the_upstream_rejection(tmp_path: Path) -> None:
 def test_free_text_of_an_upstream_is_no_reason(tmp_path: Path, code: str, shown: str) -> None:
     rejected = RejectedError("the prompt is too long", status=400)
     error = RequestRejectedError(rejected, "too long", {"code": code})
-    with harness(tmp_path, apprentice=ScriptedGenerator([error] * 2)) as server:
+    first, second = ScriptedGenerator([error]), ScriptedGenerator([error])
+    with harness(tmp_path, apprentice=first, master=second) as server:
         with pytest.raises(openai.BadRequestError) as refused:
             raw(server, user_messages(1))
         assert refused.value.code == code  # the client is told
-        assert server.wait(1).entry().reason == f"failed: {shown}"
+        assert server.wait(1).entry().reason.endswith(f"failed: {shown}")
         assert reason_of(error) == shown
-
-
-DOWN = ServerFailedError("down", status=500)
 
 
 def test_failed_tiers_are_reported(tmp_path: Path) -> None:

@@ -49,13 +49,14 @@ def test_all_columns_are_stored(ledger: Ledger, file: Path) -> None:
         reason="cold start\0" + "x" * 400,
     )
     ledger.record(whole)
-    ledger.record_shadow(ShadowSample(6.0, "r", "ns", 0.9, 1.0, 0.0, sampled=False))
+    shadow = ShadowSample(6.0, "r", "ns", 0.9, 1.0, None, sampled=False, judge=3)
+    ledger.record_shadow(shadow)
     ledger.flush()
     [row] = ledger.read("SELECT * FROM gateway_entries")
     reason = f"cold start\N{REPLACEMENT CHARACTER}{'x' * (MAX_REASON - 11)}"
     assert Entry(*row) == replace(whole, reason=reason)
-    [shadow] = ledger.read("SELECT * FROM gateway_shadows")
-    assert shadow == (6.0, "r", "ns", 0.9, 1.0, 0.0, "", "", 0)
+    [found] = ledger.read("SELECT * FROM gateway_shadows")
+    assert ShadowSample(*found) == shadow
 
 
 def test_entries_are_written_within_half_a_second(ledger: Ledger, file: Path) -> None:

@@ -138,8 +138,8 @@ async def test_sample_of_a_slow_transaction_is_not_skipped(
     await transaction.start()
     await slow.execute(
         "INSERT INTO gateway_shadows (time, request_id, namespace, similarity, with_score,"
-        " without_score, id, retrieve, sampled, was_shown, rules)"
-        " VALUES (0, 'r', 'a', 0.25, 1, 0, 'slow', 'nearest', true, true, $1)",
+        " without_score, id, retrieve, sampled, was_shown, rules, judge)"
+        " VALUES (0, 'r', 'a', 0.25, 1, 0, 'slow', 'nearest', true, true, $1, 0)",
         COMPARISON_RULES,
     )
     ledgers[0].record_shadow(ShadowSample(0.0, "r", "a", 0.5, 1.0, 0.0, retrieve="nearest"))

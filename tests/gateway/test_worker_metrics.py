@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bottega.gateway.accounting.row_types import Entry
-from bottega.gateway.telemetry.metrics import Metrics
+from bottega.gateway.telemetry.metrics import AGREEMENT, Metrics
 from bottega.gateway.telemetry.worker_metrics import GAUGE_MODES, WorkerMetrics, remove_gauges
 
 
@@ -45,15 +45,20 @@ def values(exposition: bytes) -> dict[str, float]:
 
 
 def test_the_sum_of_workers_equals_one_process(worker: Start) -> None:
-    (_, first), (_, second) = worker("1", 0.02, 3.0), worker("2", 0.02)
+    (one, first), (two, second) = worker("1", 0.02, 3.0), worker("2", 0.02)
     both = Metrics(["master"])
     for seconds in (0.02, 3.0, 0.02):
         both.observe(entry(seconds))
+    for metrics, score in ((one, 1.0), (one, 0.0), (two, None), (two, 1.0)):
+        metrics.compared[score] += 1
+        both.compared[score] += 1
     second.write()
     merged, expected = values(first.exposition()), values(both.exposition())
     assert {n: v for n, v in expected.items() if "_created" not in n} == pytest.approx(merged)
     assert merged['bottega_request_seconds_bucket{le="0.025",route="master"}'] == 2
     assert merged['bottega_request_seconds_count{route="master"}'] == 3
+    bounds = [merged[f'bottega_agreement{{bound="{name}"}}'] for name in ("least", "most")]
+    assert bounds == [0.5, 0.75]
 
 
 def test_repeated_writes_count_once(worker: Start) -> None:
@@ -87,4 +92,4 @@ def test_every_gauge_has_a_mode() -> None:
     metrics.lost_rows(lambda: 0)
     metrics.ready(lambda: True)
     gauges = {family.name for family in metrics.collect() if family.type == "gauge"}
-    assert gauges == set(GAUGE_MODES)
+    assert gauges == {*GAUGE_MODES, AGREEMENT}

@@ -17,6 +17,7 @@ from bottega.openai_api.client import CallState, track_call
 from bottega.openai_api.fields import DataUrl, messages_json
 from bottega.openai_api.request import (
     IMAGE_TOKENS,
+    LIMIT_FIELDS,
     MAX_IMAGE_TOKENS,
     Body,
     ChatRequest,
@@ -118,11 +119,12 @@ def _fits(shown: Sequence[Candidate], request: ChatRequest, capabilities: TierCa
     images = sum(len(candidate.example.query.images) for candidate in shown)
     if capabilities.images is not None and len(request.images) + images > capabilities.images:
         return False
-    return capabilities.context is None or expected_tokens(request, shown) <= capabilities.context
+    reply = request.total_tokens - request.prompt_tokens
+    expected = expected_tokens(request, shown) + reply
+    return capabilities.context is None or expected <= capabilities.context
 
 
 ONE_OF_EACH = Usage(1, 1)
-LIMITS = ("max_completion_tokens", "max_tokens")
 # All keys share the longest reply: above this multiple of the tier's `output_tokens`, one client's
 # reply must not raise the reservations of the others.
 MAX_LONGEST_FACTOR = 8
@@ -250,7 +252,7 @@ def allowed_output(call: UpstreamCall, usual: int = 0) -> int:
     more; `min_tokens` raises either. The tokens of a `prediction` are added: rejected ones are
     charged as output."""
     fields = _fields(call)
-    limits = [limit for name in LIMITS if isinstance(limit := fields.get(name), int)]
+    limits = [limit for name in LIMIT_FIELDS if isinstance(limit := fields.get(name), int)]
     if not limits and call.served.max_tokens is not None:
         limits = [call.served.max_tokens]
     each = max(limits) if limits else max(call.served.output_tokens, usual)

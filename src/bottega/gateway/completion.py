@@ -47,6 +47,7 @@ from bottega.gateway.reasoning import (
     trim_stream,
     with_instruction,
 )
+from bottega.gateway.refusals import Refusals, is_policy
 from bottega.gateway.request_search import RequestSearch, may_search
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
@@ -65,8 +66,6 @@ log = logging.getLogger(__name__)
 CHEAP = (None, "background")
 # Tiers that may answer for one that failed: all, more expensive ones, none.
 Fallback = Literal["any", "up", "never"]
-TOO_LONG = re.compile(r"(?i)context[ _](length|window|size)")
-
 
 Outcome = TypeVar("Outcome", bound=ChatResult | ChatStream)
 
@@ -84,6 +83,7 @@ class Completer:
     fallback: Fallback = "any"
     decoding: DecodeBudget = field(default_factory=DecodeBudget)
     finish_seconds: float = 60.0
+    refusals: Refusals = field(default_factory=Refusals)
 
     async def complete(self, job: ChatJob) -> ChatResult:
         """Return the routed tier's answer, or that of a fallback. Raises the last tier's
@@ -102,6 +102,7 @@ class Completer:
             result = steps.dismissed.pop()
             kept = f"kept the answer of {result.call.served.name}: {reason_of(error)}"
             job.record.add_route_reason(kept)
+        steps.learn_refusals()
         dismissed = tuple((one.call, one.completed) for one in steps.dismissed)
         completed = self.without_extras(job, result.call, result.completed)
         if result.call.reasons:
@@ -114,6 +115,7 @@ class Completer:
         steps = _JobSteps(self, job, self._open_stream, partial(_stream_of, job))
         with self.drafts(job):
             stream, _ = await run(steps)
+        steps.learn_refusals()
         return replace(stream, failed=tuple(steps.failed))
 
     async def call_upstream(self, job: ChatJob, call: UpstreamCall) -> ChatResult:
@@ -196,7 +198,12 @@ class Completer:
         if able:
             if able[0] is not order[0]:
                 job.record.add_route_reason(f"{routed} does not support the request")
-            return [able[0], *(one for one in able[1:] if self._may_replace(job, able[0], one))]
+            may = [able[0], *(one for one in able[1:] if self._may_replace(job, able[0], one))]
+            account, request = job.record.account.id, job.request
+            may.sort(key=lambda one: self.refusals.knows(account, one.name, request))
+            if may[0] is not able[0]:
+                job.record.add_route_reason(f"{able[0].name} refused such a request lately")
+            return may
         capabilities = [served.capabilities for served in order]
         raise unsupported_request(job.request, capabilities, routed if is_named else "")
 
@@ -270,7 +277,8 @@ class _JobSteps(Generic[Outcome]):
         self._to_outcome = to_outcome
         self._waiting: list[ServedTier] = []
         self._call: UpstreamCall | None = None
-        self._without_examples = False
+        self._without_examples = self._without_fields = False
+        self._refused: list[tuple[ServedTier, BottegaError]] = []
         self.dismissed: list[ChatResult] = []
         self.failed: list[str] = []
 
@@ -376,7 +384,8 @@ class _JobSteps(Generic[Outcome]):
                 prompt = served.prompt(self._last_turn(), kept)
                 work = partial(prompted, job.request, prompt, self._completer.data_url)
                 body = await self._completer.encode(prompt.images, work)
-        if fields := job.confidence_fields.get(served.name):
+        fields = job.confidence_fields.get(served.name)
+        if fields and not self._without_fields:
             body = {**body, **fields}
         return UpstreamCall(served, body, tuple(kept), prompt, reasons=reasons)
 
@@ -396,25 +405,22 @@ class _JobSteps(Generic[Outcome]):
 
     async def recover(self, served: ServedTier, error: BottegaError) -> ServedTier:
         call = self._call
+        if isinstance(error, BudgetError) and self._refused:
+            raise self._refused[0][1] from error
         if call is None or not isinstance(error, GenerationError | SettingError):
             raise error
         if isinstance(error, MisconfiguredError):
             error.tier = served.name
         if self._job.record.has_left():
             raise asyncio.CancelledError from error  # no client: ask no other tier
-        if call.shown and _is_rejected(error):
-            # The demonstrations may be the cause: too long, too many images, or against a policy.
-            log.warning(
-                "%s rejected the demonstrations, retrying without them: %s", served.name, error
-            )
-            self._without_examples = True
-            self._job.record.add_route_reason(f"{served.name} rejected the demonstrations")
+        if self._retries_without(served, call, error):
             return served
         self.failed.append(served.name)
-        # Other tiers would reject it, too; one that is too long here may fit into another.
-        is_the_clients = _is_rejected(error) and not _is_too_long(error)
-        if is_the_clients or not (self._waiting or self.dismissed):
-            raise error
+        if _is_rejected(error):
+            self._refused.append((served, error))
+        # What one model does not support, another may; if none does, the first says why.
+        if is_policy(error) or not (self._waiting or self.dismissed):
+            raise self._refused[0][1] if _is_rejected(error) else error
         # Another tier may cost more than planned: the operator must see it.
         self._completer.warn.count(f"{served.name} failed, another tier used")
         log.warning("%s failed, using another tier: %s", served.name, error)
@@ -422,6 +428,29 @@ class _JobSteps(Generic[Outcome]):
             raise error
         self._job.record.add_route_reason(f"fell back from {served.name}: {reason_of(error)}")
         return self._waiting.pop(0)
+
+    def _retries_without(self, served: ServedTier, call: UpstreamCall, error: BottegaError) -> bool:
+        """Return whether the tier is tried again without what the gateway added to the request,
+        which may be the cause: a field, or demonstrations that are too long, have too many images,
+        or crash the server."""
+        job, may_be_ours = self._job, _is_rejected(error) or getattr(error, "status", None) == 500
+        fields = () if self._without_fields else job.confidence_fields.get(served.name) or ()
+        if _is_rejected(error) and any(re.search(rf"\b{name}\b", str(error)) for name in fields):
+            self._without_fields = True
+            job.record.add_route_reason(f"{served.name} rejected {', '.join(fields)}")
+        elif call.shown and may_be_ours:
+            self._without_examples = True
+            job.record.add_route_reason(f"{served.name} rejected the demonstrations")
+        else:
+            return False
+        log.warning("%s is tried without what was added: %s", served.name, error)
+        return True
+
+    def learn_refusals(self) -> None:
+        """Remember the refusals once another tier has answered: only then are they the tier's."""
+        job = self._job
+        for served, error in self._refused:
+            self._completer.refusals.learn(job.record.account.id, served.name, job.request, error)
 
     async def escalate(self, outcome: Outcome) -> ServedTier | None:
         job, query = self._job, self._job.query
@@ -450,7 +479,3 @@ def _is_rejected(error: BottegaError) -> bool:
     if isinstance(error, MisconfiguredError):
         return False
     return isinstance(error, RejectedError | PromptTooLongError)
-
-
-def _is_too_long(error: BottegaError) -> bool:
-    return isinstance(error, PromptTooLongError) or bool(TOO_LONG.search(str(error)))

@@ -210,9 +210,9 @@ def _reasons(
         found.append(("no images", "remove the images"))
     elif images is not None and len(request.images) > images:
         found.append((f"at most {images} images, got {len(request.images)}", "send fewer images"))
-    if context is not None and request.prompt_tokens > context:
-        reason = f"at most {context:,} tokens, got about {request.prompt_tokens:,}"
-        found.append((reason, "send a shorter text"))
+    if context is not None and (total := request.total_tokens) > context:
+        reason = f"at most {context:,} tokens, got about {total:,} with the reply"
+        found.append((reason, "send a shorter text or a lower max_tokens"))
     return found
 
 

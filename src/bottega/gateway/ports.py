@@ -39,7 +39,7 @@ class TierCapabilities:
             and (self.tools or not request.has_tools)
             and (self.audio or not request.has_audio)
             and (self.image_urls or not request.keeps_image_urls)
-            and (self.context is None or request.prompt_tokens <= self.context)
+            and (self.context is None or request.total_tokens <= self.context)
         )
 
 

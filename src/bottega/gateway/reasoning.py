@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import orjson
 
-from bottega.openai_api.request import Body, ChatRequest
+from bottega.openai_api.request import LIMIT_FIELDS, Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import count_tokens, from_chunks, to_chunks
 from bottega.parsing import find_stated_answers, rationale_before, strip_thinking
@@ -25,7 +25,6 @@ from bottega.types import Answer, Completion
 MIN_TOKENS = 256
 # Fields that need the whole text or several choices, or that end it within the reasoning.
 NEEDS_WHOLE = ("logprobs", "response_format", "prediction", "stop")
-LIMITS = ("max_tokens", "max_completion_tokens")
 AROUND = "*_` \t\n"  # Markdown around a marker or its answer
 
 Trim = Callable[[ChatCompletion], tuple[ChatCompletion, str | None]]
@@ -34,7 +33,7 @@ Trim = Callable[[ChatCompletion], tuple[ChatCompletion, str | None]]
 def may_reason(request: ChatRequest) -> bool:
     """Return whether a reply may contain reasoning before its answer."""
     body = request.body
-    limits = [limit for name in LIMITS if isinstance(limit := body.get(name), int)]
+    limits = [limit for name in LIMIT_FIELDS if isinstance(limit := body.get(name), int)]
     return (
         body.get("n") in (None, 1)
         and not any(body.get(name) for name in NEEDS_WHOLE)

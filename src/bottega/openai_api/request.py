@@ -34,6 +34,7 @@ TOOL_FIELDS = ("tools", "functions", "tool_choice", "function_call")
 PROMPT_FIELDS = ("tools", "functions", "response_format")
 # Parts with encoded media in the field of the same name; all other fields count as text.
 MEDIA_PARTS = ("image_url", "input_audio", "audio_url", "video_url", "file")
+LIMIT_FIELDS = ("max_tokens", "max_completion_tokens")
 IMAGE_TOKENS = {"low": 85}
 MAX_IMAGE_TOKENS = 1100
 OTHER_PART_TOKENS = 1100  # a file, a sound
@@ -136,6 +137,12 @@ class ChatRequest:
     @property
     def instructions(self) -> tuple[ChatMessage, ...]:
         return self.messages[: self.instruction_count]
+
+    @property
+    def total_tokens(self) -> int:
+        """The prompt's tokens and those that the reply may have by the client's limit, if any."""
+        limits = (self.body.get(name) for name in LIMIT_FIELDS)
+        return self.prompt_tokens + max((one for one in limits if isinstance(one, int)), default=0)
 
     @property
     def turns(self) -> tuple[ChatMessage, ...]:

@@ -33,6 +33,7 @@ NEEDED = {
 }
 SAMPLES = {"usd_per_1k": 1.0, "min_similarity": 0.8, "min_confidence": 0.7}
 WITHOUT_SIMILARITY = ("bm25", "hybrid")
+REQUIRED = {"model", "messages", "stream"}  # fields of every request
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 
 
@@ -100,6 +101,11 @@ def check_tiers(config: Config, path: SettingPath) -> None:
             raise (path / "tiers" / tier.name / "price").error(
                 f"is missing: published prices do not depend on {SERVICE_TIER}",
                 hint="set price = [1.0, 4.0], in US dollars per million tokens",
+            )
+        if not REQUIRED.isdisjoint(tier.drop_fields):
+            raise (path / "tiers" / tier.name / "drop_fields").error(
+                "must not contain model, messages or stream, which every request needs",
+                hint="name optional fields, such as temperature",
             )
         _check_search(config, tier, path / "tiers" / tier.name)
         _check_passages(config, tier, path / "tiers" / tier.name)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from bottega._util.settings import FilePath
+from bottega._util.settings import FilePath, TextList
 from bottega.naming import REMOTE
 from bottega.recipes.limited_search import SECONDS
 
@@ -22,7 +22,8 @@ class TierSettings:
     of a request that has none. If neither sets a limit, `output_tokens` are reserved from a key's
     budget. With `search = "rcts"`, a tree search selects the demonstrations; its limits per
     request are `search_calls` completions, `search_tokens` and `search_seconds`. `passages` is a
-    store of passages that `compressor` has compressed for a local model."""
+    store of passages that `compressor` has compressed for a local model. `drop_fields` are fields
+    of clients that the model does not support."""
 
     name: str
     model: str
@@ -48,10 +49,16 @@ class TierSettings:
     passages: FilePath | None = None
     compressor: FilePath | None = None
     extra_body: Mapping[str, object] = field(default_factory=dict)
+    drop_fields: TextList = ()
 
     @property
     def is_remote(self) -> bool:
         return self.model.startswith(REMOTE)
+
+    @property
+    def own_fields(self) -> Mapping[str, object]:
+        """Return the operator's fields, which override the client's; None leaves one out."""
+        return {**dict.fromkeys(self.drop_fields), **self.extra_body}
 
     @property
     def takes_tools(self) -> bool:

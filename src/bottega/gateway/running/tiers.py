@@ -161,7 +161,7 @@ def _served(tier: TierSettings, key: str, config: Config) -> ServedTier:
             "timeout": tier.timeout,
             "retries": tier.retries,
             "concurrency": tier.concurrency,
-            "extra_body": tier.extra_body,
+            "extra_body": tier.own_fields,
         }
         with _prefixed_errors(f"{config.file}: tiers.{tier.name}.base_url"):
             generator = OpenAIGenerator(name, **how)
@@ -181,7 +181,7 @@ def _served(tier: TierSettings, key: str, config: Config) -> ServedTier:
         Tier(tier.name, generator, config.shots(tier)),
         upstream,
         TierCapabilities(tier.images, tier.takes_tools, tier.audio, tier.context, tier.image_urls),
-        tier.extra_body,
+        tier.own_fields,
         tier.output_tokens,
         tier.max_tokens,
         reasons=config.cache.reasoning and not turns_only(generator),

@@ -95,6 +95,32 @@ def histogram(
     return family
 
 
+COMPARED = {"yes": 1.0, "no": 0.0, "undecided": None}
+AGREEMENT = "bottega_agreement"
+
+
+def agreement(families: Iterable[Metric]) -> GaugeMetricFamily:
+    """Return the range of agreement by the counts of comparisons among these families."""
+    samples = [sample for family in families for sample in family.samples]
+    counts = {
+        one.labels["agreement"]: int(one.value)
+        for one in samples
+        if one.name == "bottega_shadow_total"
+    }
+    scores = [score for name, score in COMPARED.items() for _ in range(counts.get(name, 0))]
+    bounds = GaugeMetricFamily(
+        AGREEMENT,
+        "Agreement of sampled answers with the master's, undecided ones all different (least) or"
+        " all the same (most), and the bounds of the 95 % interval around both",
+        labels=["bound"],
+    )
+    if scores:
+        found = agreement_range(scores)
+        for name in ("low", "least", "most", "high"):
+            bounds.add_metric([name], getattr(found, name))
+    return bounds
+
+
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 STAGE_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
@@ -227,7 +253,8 @@ class Metrics:
         yield histogram("similarity", best, (), {(): similarity})
         shown = "Demonstrations of an answered request"
         yield histogram("demonstrations", shown, (), {(): shots})
-        yield from self._agreement()
+        yield (shadows := self._shadows())
+        yield agreement([shadows])
         ratings: dict[LabelValues, Histogram] = {
             (route,): rated for route, rated in self._ratings.items() if rated.count
         }
@@ -239,23 +266,11 @@ class Metrics:
         }
         yield histogram("stage_seconds", "Duration of stages", ["stage"], stages)
 
-    def _agreement(self) -> Iterator[Metric]:
-        names = {1.0: "yes", 0.0: "no", None: "undecided"}
+    def _shadows(self) -> CounterMetricFamily:
         counts: dict[LabelValues, float] = {
-            (name,): self.compared[score] for score, name in names.items()
+            (name,): self.compared[score] for name, score in COMPARED.items()
         }
-        yield counter("shadow", "Comparisons with the master's answer", ["agreement"], counts)
-        found = agreement_range([*self.compared.elements()])
-        bounds = GaugeMetricFamily(
-            "bottega_agreement",
-            "Agreement of sampled answers with the master's: undecided ones all different (least)"
-            " or all the same (most), and the bounds of the 95 % interval around both",
-            labels=["bound"],
-        )
-        if found.n:
-            for name in ("low", "least", "most", "high"):
-                bounds.add_metric([name], getattr(found, name))
-        yield bounds
+        return counter("shadow", "Comparisons with the master's answer", ["agreement"], counts)
 
     def _counter(self, name: str, help: str, *labels: str) -> prometheus_client.Counter:
         return prometheus_client.Counter(

@@ -18,6 +18,8 @@ from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.samples import Sample
 
+from bottega.gateway.telemetry.metrics import AGREEMENT, LazyCollector, agreement
+
 # How to merge the gauges. `live` excludes workers that have ended.
 GAUGE_MODES = {
     "bottega_requests_in_flight": "livesum",
@@ -42,6 +44,8 @@ class WorkerMetrics:
         now = time.time()
         with self._lock:
             for family in self._collect():
+                if family.name == AGREEMENT:  # computed from the counts of all workers
+                    continue
                 file = self._file(family)
                 for sample in _additive(family):
                     key = mmap_key(
@@ -57,7 +61,8 @@ class WorkerMetrics:
         """Return the metrics of all workers as Prometheus text."""
         self.write()
         registry = CollectorRegistry()
-        MultiProcessCollector(registry, str(self._folder))
+        merged = MultiProcessCollector(registry, str(self._folder))
+        registry.register(LazyCollector(lambda: [agreement(merged.collect())]))
         return generate_latest(registry)
 
     def close(self) -> None:

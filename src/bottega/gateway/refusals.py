@@ -1,0 +1,92 @@
+"""Requests that tiers refused lately, such as one with a field that their models do not support."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from bottega._util.caching import LRUCache
+from bottega._util.identity import json_digest
+from bottega.errors import BottegaError, PromptTooLongError
+from bottega.openai_api.request import ChatRequest
+
+SECONDS = 600.0
+MAX_REMEMBERED = 10_000
+TOO_LONG_CODES = ("context_length_exceeded", "request_too_large", "string_above_max_length")
+TOO_LONG = re.compile(
+    r"(?i)context[ _](length|window|size)|too (long|large|many (input |prompt )?tokens)"
+    r"|max(imum)?[ _]\w*[ _]?(tokens|length)|exceeds? .*(tokens|length|context)"
+)
+# Names of fields in an error: quoted, or with an underscore.
+QUOTED = re.compile(r"[\"'`](\w+)[\"'`]|\b([a-z]+_\w+)")
+NESTED = re.compile(r"[.\[]")
+USUAL_ROLES, USUAL_FIELDS = {"system", "user", "assistant"}, {"messages", "model", "stream"}
+LENGTH, IMAGES = "length", "images"  # the names of no fields
+# Answers of a policy about the content, not limits of a model.
+POLICY_CODES = {"content_filter", "content_policy_violation", "moderation_blocked"}
+
+
+def is_too_long(error: BottegaError) -> bool:
+    """Return whether the request exceeds what the tier reads; a code decides before the text."""
+    code = getattr(error, "code", None)
+    by_status = getattr(error, "status", None) == 413
+    is_named = code in TOO_LONG_CODES or isinstance(error, PromptTooLongError)
+    return is_named or by_status or bool(TOO_LONG.search(str(error)))
+
+
+def is_policy(error: BottegaError) -> bool:
+    return getattr(error, "code", None) in POLICY_CODES
+
+
+@dataclass(frozen=True)
+class Refusals:
+    """Memory of refusals for ten minutes, by account: a client must not send the requests of others
+    to another tier."""
+
+    _known: LRUCache[tuple[str, str, str], int] = field(
+        default_factory=lambda: LRUCache(MAX_REMEMBERED, seconds=SECONDS)
+    )
+
+    def learn(self, account: str, tier: str, request: ChatRequest, error: BottegaError) -> None:
+        """Remember what the tier refused, if the error shows it: a field with its value, the
+        length, or the number of images."""
+        for name, size in _refused(request, error).items():
+            self._known.put((account, tier, name), size)
+
+    def knows(self, account: str, tier: str, request: ChatRequest) -> bool:
+        """Return whether the tier refused such a request lately."""
+        sizes = _sizes(request)
+        for name in (*sizes, *_features(request).values()):
+            least = self._known.get((account, tier, name))
+            if least is not None and sizes.get(name, least) >= least:
+                return True
+        return False
+
+
+def _refused(request: ChatRequest, error: BottegaError) -> dict[str, int]:
+    """Return the refused features of the request, with their sizes."""
+    features, sizes = _features(request), _sizes(request)
+    param = getattr(error, "param", None) or ""
+    named = {NESTED.split(param)[0], *sum(QUOTED.findall(str(error)), ())}
+    if getattr(error, "code", None) not in TOO_LONG_CODES and (found := features.keys() & named):
+        return dict.fromkeys((features[name] for name in found), 0)
+    if is_too_long(error):
+        return {LENGTH: sizes[LENGTH]}
+    if request.images and "image" in str(error).lower():
+        return {IMAGES: sizes[IMAGES]}
+    return {}
+
+
+def _sizes(request: ChatRequest) -> dict[str, int]:
+    return {LENGTH: request.total_tokens, IMAGES: len(request.images)}
+
+
+def _features(request: ChatRequest) -> dict[str, str]:
+    """Return the optional fields and roles by their names in errors, with the fields' values: a
+    model that refuses one temperature may accept another."""
+    roles = {message.role for message in request.messages} - USUAL_ROLES
+    fields = request.body.keys() - USUAL_FIELDS
+    return {
+        **{name: f"{name} {json_digest(request.body[name])}" for name in fields},
+        **{role: f"role {role}" for role in roles},
+    }
