@@ -28,9 +28,10 @@ from bottega.openai_api.response import (
     ChatCompletion,
     error_body,
     parse_completion,
-    parse_json,
+    parse_reply,
     reported_failure,
 )
+from bottega.openai_api.streams import are_events, from_events
 from bottega.openai_api.transport import (
     Connection,
     Connections,
@@ -257,7 +258,9 @@ class ChatClient:
     def _parsed(self, response: Response) -> JSONObject:
         if response.status >= 300:
             raise self.error(response.status, error_body(response.payload), response.headers)
-        body = parse_json(response.payload, self.base_url)
+        if are_events(response.payload):  # some servers ignore `stream`
+            response.payload = from_events(response.payload).payload
+        body, response.payload = parse_reply(response.payload, self.base_url)
         if failure := reported_failure(body):
             raise self.error(*failure)
         return body

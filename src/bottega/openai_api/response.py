@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from dataclasses import dataclass
@@ -31,11 +32,13 @@ class ChatCompletion:
         return Reply(self.model, self.completions, self.usage or Usage())
 
 
-def parse_json(payload: bytes, where: str) -> JSONObject:
-    """Return the JSON object of a reply. Raises `GarbledError`."""
+def parse_reply(payload: bytes, where: str) -> tuple[JSONObject, bytes]:
+    """Return the JSON object of a reply, and the reply as valid JSON. Raises `GarbledError`."""
     try:
         body = orjson.loads(payload)
     except orjson.JSONDecodeError as error:
+        if (repaired := repaired_json(payload)) is not None:
+            return parse_reply(repaired, where)
         is_page = payload.lstrip()[:1] == b"<"
         garbled = GarbledError(
             f"{where} sent a {'web page, not JSON' if is_page else 'reply that is not JSON'}",
@@ -47,7 +50,22 @@ def parse_json(payload: bytes, where: str) -> JSONObject:
         raise garbled from error
     if not isinstance(body, dict):
         raise GarbledError(f"{where} sent JSON that is not an object", hint=WRONG_PROTOCOL)
-    return body
+    return body, payload
+
+
+# What OpenAI reports in place of a log-probability of minus infinity.
+CONSTANTS = {"-Infinity": -9999.0}
+
+
+def repaired_json(payload: bytes) -> bytes | None:
+    """Return the JSON of a lenient server as valid JSON, None if it cannot be read. Python writes
+    NaN and infinities, and half of a surrogate pair where a text was cut; clients read both."""
+    try:
+        found = json.loads(payload, parse_constant=CONSTANTS.get)
+    except (ValueError, RecursionError):
+        return None
+    text = json.dumps(found, ensure_ascii=False).encode("utf-16", "surrogatepass")
+    return text.decode("utf-16", "replace").encode()
 
 
 def parse_completion(payload: bytes, body: JSONObject, where: str, model: str) -> ChatCompletion:

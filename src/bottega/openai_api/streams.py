@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
@@ -56,6 +57,16 @@ def _deltas(choice: JSONObject) -> list[dict[str, object]]:
         deltas.append({"content": content})
     chunks: list[dict[str, object]] = [{"delta": delta, "finish_reason": None} for delta in deltas]
     return [*chunks, {"delta": {}, "finish_reason": choice.get("finish_reason")}]
+
+
+def from_events(payload: bytes) -> ChatCompletion:
+    """Return the complete reply that a body of events makes up. Raises like `from_chunks`."""
+    reader = EventReader(WHERE)
+    return from_chunks(one for one in (*reader.feed(payload), *reader.end()) if one != DONE)
+
+
+def are_events(payload: bytes) -> bool:
+    return payload[:16].lstrip().startswith(EVENT_STARTS)
 
 
 def from_chunks(chunks: Iterable[bytes]) -> ChatCompletion:
@@ -191,6 +202,11 @@ def _complete(choice: JSONObject) -> dict[str, object]:
 
 
 DONE = b"[DONE]"
+# How a stream of events begins, whatever its content type says.
+EVENT_STARTS = (b"data:", b"event:", b"id:", b"retry:", b":")
+# The halves of a surrogate pair that two pieces of a text share: at its end, at its beginning.
+HIGH_HALF = re.compile(rb'(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?=")')
+LOW_HALF = re.compile(rb'(?<=")\\u[dD][c-fC-F][0-9a-fA-F]{2}')
 DONE_EVENT = b"data: [DONE]\n\n"
 # No chunk of an answer comes near; a line without an end would fill the memory.
 MAX_EVENT = 8 << 20

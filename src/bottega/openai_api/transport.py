@@ -27,10 +27,10 @@ from bottega.openai_api.response import (
     error_body,
     no_usage,
     parse_completions,
-    parse_json,
+    parse_reply,
     reported_failure,
 )
-from bottega.openai_api.streams import DONE, EventReader, to_chunks
+from bottega.openai_api.streams import DONE, HIGH_HALF, LOW_HALF, EventReader, are_events, to_chunks
 
 if TYPE_CHECKING:
     from yarl import URL
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 # A few compressed kilobytes can unpack to gigabytes.
 MAX_REPLY_MB = 64
 MAX_WRITE = 1 << 20
+MAX_HEADER = 64 << 10  # some gateways send their routing decisions
 CONNECT_SECONDS = 15.0
 # uvicorn, and so vLLM, closes a connection that is idle for 5 seconds. A request that it crosses
 # would fail, and must not be repeated, because the server may have read it.
@@ -111,6 +112,8 @@ class Connections:
                     total=self.timeout, sock_connect=min(self.timeout, CONNECT_SECONDS)
                 ),
                 headers=self.endpoint.headers,
+                max_field_size=MAX_HEADER,
+                max_line_size=MAX_HEADER,
                 proxy=self.endpoint.proxy,
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
@@ -252,9 +255,12 @@ class StreamedResponse:
         """Yield the JSON of each event. Raises `ServerFailedError` if the stream ends before each
         of so many choices does, `GarbledError` for events that are no chunks."""
         assert self._response is not None
+        whole = b""
         if "json" in (kind := self._response.content_type) or "html" in kind:
+            whole = await self._read()
+        if whole and not are_events(whole):
             # Some servers ignore `stream`: return the chunks of their complete reply.
-            reply = parse_json(await self._read(), self._where)
+            reply, _ = parse_reply(whole, self._where)
             if failure := reported_failure(reply):
                 raise self._to_error(*failure, NO_HEADERS)
             parse_completions(reply, self._where)
@@ -265,25 +271,26 @@ class StreamedResponse:
         reader = EventReader(self._where)
         progress = StreamProgress(self._where, self._to_error, choices)
         received = 0
-        while piece := await self._piece(progress):
-            received += len(piece)
+        while piece := whole or await self._piece(progress):
+            received, whole = received + len(piece), b""
             if received > MAX_REPLY_MB << 20:
                 raise _too_long(self._where)
             for payload in reader.feed(piece):
                 if payload == DONE:
-                    progress.end(announced=True)
+                    for last in progress.end(announced=True):
+                        yield last
                     await self._drain()
                     return
-                progress.add(payload)
-                yield payload
+                for chunk in progress.take(payload):
+                    yield chunk
         for payload in reader.end():
             if payload != DONE:
                 try:  # no empty line ended the last event, so it may be incomplete
                     orjson.loads(payload)
                 except orjson.JSONDecodeError:
                     break
-                progress.add(payload)
-                yield payload
+                for chunk in progress.take(payload):
+                    yield chunk
         progress.end()
 
     def close(self) -> None:
@@ -347,16 +354,42 @@ class StreamProgress:
     def __init__(self, where: str, to_error: ToError, choices: int) -> None:
         self._where, self._to_error, self._choices = where, to_error, choices
         self._ended: set[str] = set()
+        self._half = b""  # of a surrogate pair
         self.has_begun = False
 
     @property
     def is_complete(self) -> bool:
         return len(self._ended) >= self._choices
 
-    def add(self, payload: bytes) -> None:
-        """Note a chunk. Raises the error that it reports, `GarbledError` if it is no chunk."""
-        chunk = parse_json(payload, self._where)
+    def take(self, payload: bytes) -> list[bytes]:
+        """Note an event, and return its chunk as valid JSON; none for other events, such as pings.
+        Raises the error that it reports, `GarbledError` if it is no chunk; after the answer has
+        ended, nothing may spoil it."""
+        try:
+            return self._chunks(self._joined(payload))
+        except EndpointError:
+            if self.is_complete:
+                return []
+            raise
+
+    def _joined(self, payload: bytes) -> bytes:
+        """Move the first half of a surrogate pair to the chunk with the second."""
+        if b"\\u" not in payload:
+            return payload
+        if self._half and (low := LOW_HALF.search(payload)):
+            at, half, self._half = low.start(), self._half, b""
+            payload = payload[:at] + half + payload[at:]
+        if high := HIGH_HALF.search(payload):
+            self._half = high[0]
+            payload = payload[: high.start()] + payload[high.end() :]
+        return payload
+
+    def _chunks(self, payload: bytes) -> list[bytes]:
+        chunk, payload = parse_reply(payload, self._where)
         choices = chunk.get("choices")
+        if choices is None and not chunk.get("error"):
+            # A ping, or the usage alone, which clients expect beside an empty list.
+            return [orjson.dumps({**chunk, "choices": []})] if chunk.get("usage") else []
         if chunk.get("error") or not isinstance(choices, list):
             raise self._problem(chunk)
         self.has_begun = True
@@ -367,12 +400,18 @@ class StreamProgress:
                 if finish == "error":
                     raise self._problem(chunk)
                 self._ended.add(str(choice.get("index")))
+        return [payload]
 
-    def end(self, *, announced: bool = False) -> None:
+    def end(self, *, announced: bool = False) -> list[bytes]:
         """Raise `ServerFailedError` if the answer is incomplete. A server that sends `[DONE]` may
-        have sent fewer choices than requested."""
-        if not (self.is_complete or (announced and self._ended)):
+        have sent fewer choices than requested, or no finish reason: return one that says that the
+        answer may be cut off, so that it is neither stored nor repeated."""
+        if self.is_complete or (announced and self._ended):
+            return []
+        if not (announced and self.has_begun):
             raise _cut(self._where)
+        choice = {"index": 0, "delta": {}, "finish_reason": "length"}
+        return [orjson.dumps({"object": "chat.completion.chunk", "choices": [choice]})]
 
     def _problem(self, chunk: JSONObject) -> EndpointError:
         if failure := reported_failure(chunk):
