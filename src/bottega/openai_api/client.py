@@ -26,12 +26,13 @@ from bottega.openai_api.fields import Dialect, rejects_field
 from bottega.openai_api.model_calls import describe_call, measured_stream
 from bottega.openai_api.response import (
     ChatCompletion,
+    are_events,
     error_body,
     parse_completion,
     parse_reply,
     reported_failure,
 )
-from bottega.openai_api.streams import are_events, from_events
+from bottega.openai_api.streams import from_events
 from bottega.openai_api.transport import (
     Connection,
     Connections,

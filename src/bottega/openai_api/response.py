@@ -16,6 +16,10 @@ from bottega.types import Completion, Reply, Usage
 
 # More than any context holds; sums of a few such claims still fit into 64 bits.
 MAX_TOKENS = 2**53
+# What OpenAI reports in place of a log-probability of minus infinity.
+CONSTANTS = {"-Infinity": -9999.0}
+# How a stream of events begins, whatever its content type says.
+EVENT_STARTS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
 @dataclass(slots=True)
@@ -30,6 +34,10 @@ class ChatCompletion:
     @property
     def reply(self) -> Reply:
         return Reply(self.model, self.completions, self.usage or Usage())
+
+
+def are_events(payload: bytes) -> bool:
+    return payload[:16].lstrip().startswith(EVENT_STARTS)
 
 
 def parse_reply(payload: bytes, where: str) -> tuple[JSONObject, bytes]:
@@ -51,10 +59,6 @@ def parse_reply(payload: bytes, where: str) -> tuple[JSONObject, bytes]:
     if not isinstance(body, dict):
         raise GarbledError(f"{where} sent JSON that is not an object", hint=WRONG_PROTOCOL)
     return body, payload
-
-
-# What OpenAI reports in place of a log-probability of minus infinity.
-CONSTANTS = {"-Infinity": -9999.0}
 
 
 def repaired_json(payload: bytes) -> bytes | None:

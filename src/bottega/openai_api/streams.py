@@ -65,10 +65,6 @@ def from_events(payload: bytes) -> ChatCompletion:
     return from_chunks(one for one in (*reader.feed(payload), *reader.end()) if one != DONE)
 
 
-def are_events(payload: bytes) -> bool:
-    return payload[:16].lstrip().startswith(EVENT_STARTS)
-
-
 def from_chunks(chunks: Iterable[bytes]) -> ChatCompletion:
     """Return the complete reply that the chunks make up. Raises `ServerFailedError` for a stream
     that reports a failure or ends before each of its choices does."""
@@ -202,8 +198,6 @@ def _complete(choice: JSONObject) -> dict[str, object]:
 
 
 DONE = b"[DONE]"
-# How a stream of events begins, whatever its content type says.
-EVENT_STARTS = (b"data:", b"event:", b"id:", b"retry:", b":")
 # The halves of a surrogate pair that two pieces of a text share: at its end, at its beginning.
 HIGH_HALF = re.compile(rb'(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?=")')
 LOW_HALF = re.compile(rb'(?<=")\\u[dD][c-fC-F][0-9a-fA-F]{2}')

@@ -24,13 +24,14 @@ from bottega.openai_api import lazy_aiohttp as aiohttp
 from bottega.openai_api.endpoint import NO_HEADERS, Endpoint
 from bottega.openai_api.errors import WRONG_PROTOCOL, JSONObject
 from bottega.openai_api.response import (
+    are_events,
     error_body,
     no_usage,
     parse_completions,
     parse_reply,
     reported_failure,
 )
-from bottega.openai_api.streams import DONE, HIGH_HALF, LOW_HALF, EventReader, are_events, to_chunks
+from bottega.openai_api.streams import DONE, HIGH_HALF, LOW_HALF, EventReader, to_chunks
 
 if TYPE_CHECKING:
     from yarl import URL
