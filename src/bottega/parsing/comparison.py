@@ -62,7 +62,8 @@ STILL_ANSWERS = re.compile(
 # A sentence with such a word may name the options that it does not choose.
 DENIES = re.compile(
     r"\b(?:not|no|nor|never|neither|either|or|without|cannot|unable|except|hardly|un\w*likely|kein\w*"
-    r"|nicht|rule[sd]? out|exclud\w*|eliminat\w*|wrong|incorrect|instead|rather)\b|n['’]t\b|[不非]", re.I
+    r"|nicht|rule[sd]? out|exclud\w*|eliminat\w*|wrong|incorrect|instead|rather)\b|n['’]t\b|[不非]",
+    re.I,
 )
 MAX_REFUSAL = 400
 # Fields that hold the answer of an object with others, such as a confidence.

@@ -170,8 +170,9 @@ def _compare_stated(ours: str, theirs: str, question: str) -> Sameness:
     if _is_math(ours) or _is_math(theirs):
         return compare_formulas(ours, theirs)
     numbered = all(NUMBERED_LINE.match(text) for text in (ours, theirs))
-    listed = compare_lists(split_list(ours), split_list(theirs), question, numbered=numbered)
-    if listed is not UNDECIDED or numbered:
+    lists = split_list(ours), split_list(theirs)
+    listed = compare_lists(*lists, question, numbered=numbered)
+    if listed is not UNDECIDED or numbered or (not one.words and min(map(len, lists)) > 1):
         return listed
     return _compare_atoms(one, other, question, asked)
 
@@ -405,8 +406,8 @@ def _compare_single_values(
     if len(ours) == len(theirs) == 1:
         said = [Counter(word for word in p.words if word not in LIGHT) for p in (one, other)]
         left, right = said[0] - said[1], said[1] - said[0]
-        may_be_dropped = set(left + right) <= (FILLER - RELATIONS) | asked
-        if outcomes[0][0] is SAME and may_be_dropped and not (left and right):
+        says_nothing = {*one.words, *other.words} <= (FILLER - RELATIONS) | LIGHT | asked
+        if outcomes[0][0] is SAME and says_nothing and not (left and right):
             return SAME
         falls = [DECREASE.search(p.text) is not None for p in (one, other)]
         if falls[0] != falls[1] and _size(ours[0]) == _size(theirs[0]):

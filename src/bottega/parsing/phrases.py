@@ -50,7 +50,8 @@ LIGHT = ARTICLES | words(
 RELATIONS = words("to by for from with could would will")
 # A question that offers alternatives; its words distinguish them in the answers.
 ALTERNATIVES = re.compile(
-    r"\b(?:and|or|nor|not|no|than|vs|versus|without|und|oder|nicht|et|ou|y|o)\b|[和或与不]|还是", re.I
+    r"\b(?:and|or|nor|not|no|than|vs|versus|without|und|oder|nicht|et|ou|y|o)\b|[和或与不]|还是",
+    re.I,
 )
 MEASURES = frozenset("只个条张匹辆位名头")
 OPEN_ENDED = re.compile(
