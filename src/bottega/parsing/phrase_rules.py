@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from bottega.parsing.answers import normalize
-from bottega.parsing.formulas import formula_tokens, formula_value
 from bottega.parsing.final_answers import TAKEN_BACK
+from bottega.parsing.formulas import formula_tokens, formula_value
 from bottega.parsing.phrases import (
     ALTERNATIVES,
     CHUNK,
@@ -58,7 +58,9 @@ POLARITY = re.compile(
 OPPOSITE = re.compile(
     rf"(?:\A|[^\w\s'])\s*(?:(?:and|but|so|or)\s+)?(?:{YES}|{NO})\b|\b(?:{YES}|{NO})\W*\Z", re.I
 )
-ASKS_MORE = re.compile(r"\b(?:if so|which|what|who|where|when|how|why|and)\b", re.IGNORECASE)
+ASKS_MORE = re.compile(
+    r"\bif so\b|(?:,|\band)\s+(?:at |in |for |by )?(?:which|what|who|where|when|how|why)\b", re.I
+)
 NEGATIVE_PREFIXES = ("un", "in", "im", "il", "ir", "non", "dis")
 # Words of which each pair from different sides, divided by "/", excludes the other.
 EXCLUSIVE = (
@@ -246,8 +248,9 @@ def compare_lists(
     """Compare lists as sets, or in order if the question asks for an order or a position.
 
     Another order is undecided if the lists are numbered or have bare numbers, or if the question
-    asks for several things: a width and a height. Lists of different length are different, unless one repeats items. A list and one of its items are
-    different, except for places such as "Paris, France".
+    asks for several things: a width and a height. Lists of different length are different, unless
+    one repeats items. A list and one of its items are different, except for places such as "Paris,
+    France".
     """
     if min(len(ours), len(theirs)) < 2:
         return _compare_item(ours, theirs) if max(len(ours), len(theirs)) > 1 else UNDECIDED

@@ -47,7 +47,8 @@ BOUNDS = {
     ">=": "at least|no less than|not less than|minimum of|≥|>=|mindestens",
     "<": "less than|fewer than|under|below|smaller than|<",
     ">": "more than|greater than|over|above|larger than|>",
-    "≈": r"about|approximately|approx\.?|around|roughly|circa|ca\.|≈|~|etwa|ungefähr|environ|约|大约",
+    "≈": r"about|approximately|approx\.?|around|roughly|circa|ca\.|≈|~|etwa|ungefähr"
+    "|environ|约|大约",
     "nearly": "nearly|almost|just under|presque|casi",
 }
 BOUND = re.compile(
@@ -102,10 +103,11 @@ _NUMBERED = (
     r"(?:part|lot|model|account|invoice|order|card|ticket|room|gate|reference|flight|phone|telephone"
     r"|fax|batch|plate|serial|code|zip|id|version|section|chapter|release|item|article|postal)"
 )
+_NUMBER = r"(?:no|nr|num|numbers?|names?|codes?|id)"
 ASKS_TEXT = re.compile(
-    rf"\A(?!how\b).*\b{_NUMBERED}s?\W*\Z|\b{_NUMBERED}\W?(?:no|nr|num|number|name|code|id)?\b\W?\Z"
-    rf"|\b{_NUMBERED}\W?(?:no|nr|num|numbers?|codes?|id)\b|\b(?:what|which) {_NUMBERED}\b|\bserial\b"
-    rf"|\bthe {_NUMBERED} (?:on|of|in) |\b(?:sku|barcode|e-?mail|url|path|password|file ?name|title)\b"
+    rf"\A(?!how\b).*\b{_NUMBERED}s?\W*\Z|\b{_NUMBERED}\W?{_NUMBER}?\W?\Z"
+    rf"|\b{_NUMBERED}\W?{_NUMBER}\b|\b(?:what|which) {_NUMBERED}\b"
+    r"|\b(?:serial|sku|barcode|e-?mail|url|path|password|file ?name|title)\b"
     r"|\b(?:says?|spell\w*|written|inscription|caption)\b",
     re.IGNORECASE | re.DOTALL,
 )
