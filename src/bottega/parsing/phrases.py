@@ -22,7 +22,8 @@ MAX_LENGTH = 2000  # longer texts are compared as a whole
 MAX_ITEMS = 50
 NEGATIONS = words(
     "no not never none non nor neither nothing nobody without hardly barely scarcely"
-    " nicht kein keine keinen keiner ohne pas aucun aucune sans sin ningún nunca jamais free 不 没 無 无 非 未"
+    " nicht kein keine keinen keiner ohne pas aucun aucune sans sin ningún"
+    " nunca jamais free 不 没 無 无 非 未"
 )
 COPULAS = words(
     "is are was were be equals equal shows show depicts contains see sees has have had costs weighs"

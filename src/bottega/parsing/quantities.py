@@ -106,7 +106,7 @@ _NUMBERED = (
 _NUMBER = r"(?:no|nr|num|numbers?|names?|codes?|id)"
 ASKS_TEXT = re.compile(
     rf"\A(?!how\b).*\b{_NUMBERED}s?\W*\Z|\b{_NUMBERED}\W?{_NUMBER}?\W?\Z"
-    rf"|\b{_NUMBERED}\W?{_NUMBER}\b|\b(?:what|which) {_NUMBERED}\b"
+    rf"|\b{_NUMBERED}\W?{_NUMBER}\b|\b(?:what|which) {_NUMBERED}\b|\bthe code\b"
     r"|\b(?:serial|sku|barcode|e-?mail|url|path|password|file ?name|title)\b"
     r"|\b(?:says?|spell\w*|written|inscription|caption)\b",
     re.IGNORECASE | re.DOTALL,
