@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -10,10 +11,15 @@ from string import ascii_uppercase
 
 from bottega.parsing.answers import find_choice, normalize
 from bottega.parsing.choices import ChoiceParser
-from bottega.parsing.final_answers import FinalAnswerParser
+from bottega.parsing.final_answers import TAKEN_BACK, FinalAnswerParser, stated_part
 from bottega.parsing.formulas import formula_value
-from bottega.parsing.labels import LabelParser
-from bottega.parsing.phrase_rules import compare_formulas, compare_lists, compare_phrases
+from bottega.parsing.labels import LabelParser, stated_label
+from bottega.parsing.phrase_rules import (
+    ORDERED,
+    compare_formulas,
+    compare_lists,
+    compare_phrases,
+)
 from bottega.parsing.phrases import MAX_LENGTH, phrase
 from bottega.parsing.quantities import (
     DIFFERENT,
@@ -27,9 +33,9 @@ from bottega.parsing.replies import FENCE, first_turn, strip_thinking, unwrap
 from bottega.types import Answer, Completion, Query
 
 # Version of these rules: stored outcomes of another version are not comparable.
-COMPARISON_RULES = 1
-# "B+", "C#" and "-B" are not letters.
-AROUND_LETTER = r"[^\w+#\-−=<>\\^]*"
+COMPARISON_RULES = 2
+# "B+", "C#", "F♯" and "-B" are not letters.
+AROUND_LETTER = r"[\s*_()\[\].,:;!?`\"'“”]*"
 LETTER = re.compile(
     rf"(?:(?i:option|choice)\s+)?{AROUND_LETTER}([A-Z])(?:(?P<bare>{AROUND_LETTER})|[.):]\s.*)",
     re.DOTALL,
@@ -52,6 +58,12 @@ REFUSAL = re.compile(
 )
 STILL_ANSWERS = re.compile(
     r"\b(?:probably|likely|looks like|answer is)\b|\bbut\b(?!.{0,12}(?:not|n't|unable)\b)", re.I
+)
+# A sentence with such a word may name the options that it does not choose.
+DENIES = re.compile(
+    r"\b(?:not|no|nor|never|neither|either|or|without|cannot|unable|except|hardly|un\w*likely|kein\w*"
+    r"|nicht|rule[sd]? out|exclud\w*|eliminat\w*|wrong|incorrect|instead|rather)\b|n['’]t\b|[不非]",
+    re.I,
 )
 MAX_REFUSAL = 400
 # Fields that hold the answer of an object with others, such as a confidence.
@@ -110,6 +122,8 @@ def _compare_missing(one: Answer, other: Answer) -> Sameness:
 
 
 def _compare(one: str, other: str, query: Query) -> Sameness:
+    if one.strip() == other.strip() and not is_refusal(final_answer(one, query)):
+        return SAME
     ours, theirs = _json(one), _json(other)
     if (ours is not None or theirs is not None) and not _is_labelled((ours, theirs), query):
         pair = one if ours is None else ours, other if theirs is None else theirs
@@ -199,10 +213,14 @@ def _json(reply: str) -> object:
     if before and not before.endswith(":"):
         return None
     try:
-        found: object = json.loads(text[min(starts) :])
+        found: object = json.loads(text[min(starts) :], parse_float=_float, parse_constant=str)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict | list) else None
+
+
+def _float(text: str) -> float | str:
+    return float(text) if math.isfinite(float(text)) else text
 
 
 def _is_labelled(data: Sequence[object], query: Query) -> bool:
@@ -292,7 +310,8 @@ def _compare_arrays(
         sorted(json.dumps(item, sort_keys=True) for item in each) for each in (one, other)
     )
     if ours == theirs:
-        return SAME
+        is_set = all(isinstance(item, dict) for item in one)
+        return SAME if is_set and not ORDERED.search(f"{query.text} {key}") else UNDECIDED
     return combined(
         _compare_json(a, b, query, key, depth + 1) for a, b in zip(one, other, strict=True)
     )
@@ -320,6 +339,8 @@ def with_options(query: Query) -> Query:
 def final_answer(reply: str, query: Query) -> str:
     """Return the text of the chosen option, or else the final answer of the reply."""
     reply = unwrap(reply) if "<" in reply or "`" in reply else reply
+    if (taken_back := _without_choice(reply, query)) is not None:
+        return taken_back
     said = FinalAnswerParser()(query, Completion(reply)).text
     if said[:1].isdigit():  # the parser strips the dollar signs of formulas
         dollars = [form for form in (f"${said}", f"{said}$", f"{said} $") if form in reply]
@@ -331,6 +352,19 @@ def final_answer(reply: str, query: Query) -> str:
             if answer.valid:
                 return answer.text
     return said
+
+
+def _without_choice(reply: str, query: Query) -> str | None:
+    """Return the reply or its stated part if it names no option for certain: it takes the answer
+    back, or denies an option or offers several."""
+    stated = stated_part(reply)
+    if stated and TAKEN_BACK.search(reply[reply.rfind(stated) + len(stated) :]):
+        return reply
+    said = (reply if stated is None else stated).strip()
+    if not query.choices or not DENIES.search(said):
+        return None
+    denied = find_choice(said, query.choices) is None
+    return said if denied and stated_label(query, Completion(reply)) is None else None
 
 
 def _options(text: str) -> tuple[str, ...]:
@@ -353,7 +387,7 @@ def _labels(answer: Answer, query: Query) -> frozenset[str]:
 def _options_in(answer: Answer, query: Query) -> frozenset[str]:
     """Return the options of a list of texts or letters; empty if it contains anything else."""
     labels = _labels(answer, query)
-    if labels or len(answer.text) > MAX_LENGTH:
+    if labels or len(answer.text) > MAX_LENGTH or _without_choice(answer.text, query) is not None:
         return labels
     listed = LabelParser(multi_label=True)(query, Completion(answer.text))
     if listed.valid:

@@ -21,9 +21,14 @@ from bottega.types import Answer, Completion, Query
 BOXED = re.compile(r"\\?boxed\s*\{")
 PHRASE = re.compile(r"\banswer(?:\W{0,3}:| (?:is|should be)\b:?)", re.IGNORECASE)
 SENTENCE_ENDS = re.compile(r"\.\s|\n|\Z")
+# A full stop after these words, or after "no" before a number, does not end the sentence.
+TITLE = re.compile(
+    r"\b(?:mr|mrs|ms|dr|st|mt|vs|prof|approx|ca|fig|e\.g|i\.e|(?-i:[A-Z])|no(?=\.\s*\d))\.\s", re.I
+)
+TAKEN_BACK = re.compile(r"\b(?:wait|actually|sorry|correction|mistake|instead)\b", re.IGNORECASE)
 ONLY_A_LETTER = re.compile(r"\W*(?:\\text(?:bf)?\{\W*)?([A-Za-z])\W*")
 LETTER_FIRST = re.compile(r"\(([A-Z])\)|([A-Z])[.):]\s|([A-Z])\n")
-LETTER_LAST = re.compile(r"\s\(?([A-Z])\)?\.?\Z")
+LETTER_LAST = re.compile(r"\s\(?([A-Z])\)?\.?\Z|\s\(([a-z])\)\.?\Z")
 AROUND = " \t\n*:$"
 
 
@@ -46,17 +51,22 @@ class FinalAnswerParser:
         stated = find_stated_answers(reply)
         rationale, sure = rationale_before(reply, stated), read_confidence(reply, completion)
         reply = drop_confidence(reply)
-        line = stated[-1][1] if stated else None
-        candidates = (_boxed(reply), line, _after_phrase(reply))
-        found = next((one for one in candidates if one is not None), None)
+        found = stated_part(reply)
         said = (reply if found is None else found).strip(AROUND).removesuffix(".").strip(AROUND)
         if not said:
             return Answer("", valid=False, rationale=rationale)
         letter = _letter(said, query.choices)
         if letter is None and found is None and (last := LETTER_LAST.search(reply)):
-            letter = last[1]
+            letter = (last[1] or last[2]).upper()
         said = _option(letter, said, query.choices)
         return Answer(said, labels=(said,), confidence=sure, rationale=rationale)
+
+
+def stated_part(reply: str) -> str | None:
+    """Return the last box, the last line `Answer: ...` or the text after "the answer is"."""
+    stated = find_stated_answers(reply)
+    candidates = (_boxed(reply), stated[-1][1] if stated else None, _after_phrase(reply))
+    return next((one for one in candidates if one is not None), None)
 
 
 def _boxed(reply: str) -> str | None:
@@ -77,8 +87,9 @@ def _after_phrase(reply: str) -> str | None:
     if not phrases:
         return None
     rest = reply[phrases[-1].end() :].strip(AROUND)
-    end = SENTENCE_ENDS.search(rest)
-    return rest[: end.start()] if end else rest
+    titles = {found.end() for found in TITLE.finditer(rest)}
+    ends = (end.start() for end in SENTENCE_ENDS.finditer(rest) if end.end() not in titles)
+    return rest[: next(ends)]
 
 
 def _letter(said: str, choices: Sequence[str]) -> str | None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 
 from bottega.parsing.answers import normalize
+from bottega.parsing.final_answers import TAKEN_BACK
 from bottega.parsing.formulas import formula_tokens, formula_value
 from bottega.parsing.phrases import (
+    ALTERNATIVES,
     CHUNK,
+    COPULAS,
     FILLER,
+    LIGHT,
     MAX_ITEMS,
     MAX_LENGTH,
     NEGATIONS,
     PREPOSITIONS,
+    RELATIONS,
     SIGN,
     Phrase,
     phrase,
@@ -26,12 +33,14 @@ from bottega.parsing.phrases import (
     without_leads,
 )
 from bottega.parsing.quantities import (
-    COUNTS,
+    ASKS_TEXT,
+    DECREASE,
     DIFFERENT,
     SAME,
     UNDECIDED,
     Quantity,
     Sameness,
+    StatedValue,
     combined,
     compare_values,
 )
@@ -45,8 +54,13 @@ POLARITY = re.compile(
     r"|\W*(?:(?P<yes2>是的?|对的?|有)|(?P<no2>不是|不对|不|否|没有))\W*\Z",
     re.IGNORECASE,
 )
-OPPOSITE = re.compile(rf"\b(?:{YES}|{NO})\b", re.IGNORECASE)
-TAKEN_BACK = re.compile(r"\b(?:wait|actually|sorry|correction|mistake|instead)\b", re.IGNORECASE)
+# Yes or no as a clause of its own, and not in "has no helmet".
+OPPOSITE = re.compile(
+    rf"(?:\A|[^\w\s'])\s*(?:(?:and|but|so|or)\s+)?(?:{YES}|{NO})\b|\b(?:{YES}|{NO})\W*\Z", re.I
+)
+ASKS_MORE = re.compile(
+    r"\bif so\b|(?:,|\band)\s+(?:at |in |for |by )?(?:which|what|who|where|when|how|why)\b", re.I
+)
 NEGATIVE_PREFIXES = ("un", "in", "im", "il", "ir", "non", "dis")
 # Words of which each pair from different sides, divided by "/", excludes the other.
 EXCLUSIVE = (
@@ -77,7 +91,8 @@ SIDE_OF = {
 ORDERED = re.compile(
     r"\b(?:rank\w*|order\w*|sequence\w*|steps?|sort\w*|first|chronolog\w*|alphabetical\w*|ascending"
     r"|descending|coordinates?|points?|vector|matrix|interval|tuple|bbox|box|bounding|positions?"
-    r"|reihenfolge|nacheinander)\b|顺序|排序|步骤",
+    r"|left to right|right to left|top to bottom|bottom to top|front to back|respectively"
+    r"|clockwise|reihenfolge|nacheinander)\b|顺序|排序|步骤",
     re.IGNORECASE,
 )
 ASKS_NAME = re.compile(
@@ -88,6 +103,14 @@ ASKS_NAME = re.compile(
 GERMAN = re.compile(r"\b(?:welche[rsnm]?|ist|wie|der|das|und|ein|eine)\b", re.IGNORECASE)
 ROMAN = re.compile(r"[ivx]{2,}|[a-hj-z]")  # also single letters, except the word i
 MATH = re.compile(r"[\\^=<>±√π×÷]|\w\s*[+*]\s*\w|\d\s*/\s*\d|[(\[]\s*-?[\d.]+\s*,")
+PRODUCT = re.compile(r"[\d.,]\s*\S{0,6}\s*(?:[x×*·÷]|\\times|\\cdot|\\div)\s*[\d.,(]")
+FORMULA_UNIT = re.compile(r"(?<![\\\w])[^\W\d_]+|%|\\text\w*")
+DECIMAL = re.compile(r"-?0*(\d*)\.(\d{2,})")
+BRACKETED_NUMBER = re.compile(r"[(\[]\s*[$€£¥]?\s?\d[\d.,]*\s?[$€£¥]?\s*[)\]]")
+# Case and order matter to the answers of these questions.
+ASKS_CASE = re.compile(r"\b(?:formula|symbol|element|compound|molecule|variable|password)\b", re.I)
+ASKS_SEVERAL = re.compile(r"\b(?:and|und|et|y)\b|\bname (?:is|of|on|in)\b|\bname\W*\Z|和|与", re.I)
+SPELLING = re.compile(r"\d+|[^\W\d_]+|[,;:.!?/@]")
 NUMBERED_LINE = re.compile(r"\s*1[.)]\s")
 TUPLE = re.compile(r"[(\[]\s*[-−]?[\d.]+\s*,[^()\[\]]*[)\]]")
 NAME = re.compile(r"\b[A-ZÀ-ÖØ-Þ][\w'’]*")
@@ -105,6 +128,23 @@ def compare_phrases(one: str, other: str, question: str) -> Sameness:
     one, other = unquoted(one), unquoted(other)
     if one == other:
         return SAME
+    found = _compare_unquoted(one, other, question)
+    if found is not SAME:
+        return found
+    bracketed = [BRACKETED_NUMBER.fullmatch(text) is not None for text in (one, other)]
+    other_case = ASKS_CASE.search(question) and one.casefold() == other.casefold()
+    as_text = not ASKS_TEXT.search(question) or _is_spelled_alike(one, other)
+    return SAME if as_text and not other_case and bracketed[0] == bracketed[1] else UNDECIDED
+
+
+def _is_spelled_alike(one: str, other: str) -> bool:
+    """Return whether two texts have equal words, digits and points, after an introduction."""
+    short, long = sorted((SPELLING.findall(normalize(text)) for text in (one, other)), key=len)
+    at = len(long) - len(short)
+    return long[at:] == short and (not at or not COPULAS.isdisjoint(long[:at]))
+
+
+def _compare_unquoted(one: str, other: str, question: str) -> Sameness:
     if max(len(one), len(other)) > MAX_LENGTH:
         return SAME if normalize(one) == normalize(other) else UNDECIDED
     polarity = _compare_polarity(one, other, question)
@@ -121,7 +161,8 @@ def compare_phrases(one: str, other: str, question: str) -> Sameness:
 
 def _compare_stated(ours: str, theirs: str, question: str) -> Sameness:
     one, other = phrase(ours), phrase(theirs)
-    asked = frozenset(word for word in phrase(question[:MAX_LENGTH]).words)
+    offers = ALTERNATIVES.search(question)
+    asked = frozenset(() if offers else phrase(question[:MAX_LENGTH]).words)
     if _is_negated(one, other) or _is_negated(other, one):
         return DIFFERENT
     one, other = without_leads(one, other, asked)
@@ -131,8 +172,9 @@ def _compare_stated(ours: str, theirs: str, question: str) -> Sameness:
     if _is_math(ours) or _is_math(theirs):
         return compare_formulas(ours, theirs)
     numbered = all(NUMBERED_LINE.match(text) for text in (ours, theirs))
-    listed = compare_lists(split_list(ours), split_list(theirs), question, numbered=numbered)
-    if listed is not UNDECIDED or numbered:
+    lists = split_list(ours), split_list(theirs)
+    listed = compare_lists(*lists, question, numbered=numbered)
+    if listed is not UNDECIDED or numbered or (not one.words and min(map(len, lists)) > 1):
         return listed
     return _compare_atoms(one, other, question, asked)
 
@@ -151,7 +193,8 @@ def _compare_polarity(one: str, other: str, question: str) -> Sameness | None:
     contradictory = all(phrase(rest).atoms for rest in rests) and (
         _compare_stated(*rests, question) is DIFFERENT
     )
-    return UNDECIDED if doubtful or contradictory or _values_conflict(*rests) else SAME
+    more = ASKS_MORE.search(question) and phrase(rests[0]).atoms != phrase(rests[1]).atoms
+    return UNDECIDED if doubtful or contradictory or more or _values_conflict(*rests) else SAME
 
 
 def _values_conflict(one: str, other: str) -> bool:
@@ -165,17 +208,21 @@ def _is_math(text: str) -> bool:
 
 
 def compare_formulas(one: str, other: str) -> Sameness:
-    """Compare formulas by their tokens, or by value to two decimals as in MathVision's metric.
+    """Compare formulas by their tokens, or by value to two decimals or more.
 
     Formulas that differ only in numbers, signs or brackets are different; others may be equal in
-    another form.
+    another form. Dimensions (2 × 6) are no product, and units must be equal.
     """
     ours, theirs = formula_tokens(one), formula_tokens(other)
+    units = [sorted(FORMULA_UNIT.findall(text.casefold())) for text in (one, other)]
     if ours == theirs:
-        return SAME
+        return SAME if units[0].count("%") == units[1].count("%") else UNDECIDED
     values = formula_value(one), formula_value(other)
     if values[0] is not None and values[1] is not None:
-        return SAME if round(values[0], 2) == round(values[1], 2) else DIFFERENT
+        if not _equal_values(values[0], values[1], one, other):
+            return DIFFERENT if round(values[0], 2) != round(values[1], 2) else UNDECIDED
+        sizes = any(PRODUCT.search(text) for text in (one, other))
+        return UNDECIDED if sizes or units[0] != units[1] else SAME
     changed = [(a, b) for a, b in zip(ours, theirs, strict=False) if a != b]
     unsigned = [[token for token in tokens if token not in "+-"] for tokens in (ours, theirs)]
     if unsigned[0] == unsigned[1]:
@@ -185,34 +232,54 @@ def compare_formulas(one: str, other: str) -> Sameness:
     return UNDECIDED if len(ours) != len(theirs) or swapped or letters else DIFFERENT
 
 
+def _equal_values(one: float, other: float, text: str, other_text: str) -> bool:
+    """Return whether two values are equal, or one is a decimal to which the other one rounds."""
+    for value, decimal in ((one, other_text), (other, text)):
+        found = DECIMAL.fullmatch(decimal.strip(" $"))
+        digits = len((found[1] + found[2]).lstrip("0")) if found else 0
+        if found and digits > 1 and round(value, len(found[2])) == float(found[0]):
+            return True
+    return math.isclose(one, other, rel_tol=1e-6)
+
+
 def compare_lists(
     ours: Sequence[str], theirs: Sequence[str], question: str, *, numbered: bool = False
 ) -> Sameness:
     """Compare lists as sets, or in order if the question asks for an order or a position.
 
-    Two numbered lists in different orders are undecided: they may answer several questions. Lists
-    of different length are different, unless one repeats items. A list and one of its items are
-    different, except for places such as "Paris, France".
+    Another order is undecided if the lists are numbered or have bare numbers, or if the question
+    asks for several things: a width and a height. Lists of different length are different, unless
+    one repeats items. A list and one of its items are different, except for places such as "Paris,
+    France".
     """
     if min(len(ours), len(theirs)) < 2:
         return _compare_item(ours, theirs) if max(len(ours), len(theirs)) > 1 else UNDECIDED
-    one, other = ([" ".join(map(str, phrase(x).atoms)) for x in each] for each in (ours, theirs))
-    if ORDERED.search(question):
-        if one != other and sorted(one) == sorted(other):
-            return DIFFERENT
-        pairs = zip(ours, theirs, strict=False)
-        same = combined(compare_phrases(*pair, question) for pair in pairs)
-        return same if len(ours) == len(theirs) else DIFFERENT
-    if sorted(one) == sorted(other):
-        return SAME if one == other or not numbered else UNDECIDED
+    long = max(len(ours), len(theirs)) > MAX_ITEMS
+    read = normalize if long else _joined
+    one, other = ([*map(read, each)] for each in (ours, theirs))
+    if one == other:
+        return SAME
+    ordered = ORDERED.search(question)
     if len(ours) != len(theirs):
-        return UNDECIDED if set(one) == set(other) else DIFFERENT
-    return _match_items(list(ours), list(theirs), question)
+        return DIFFERENT if ordered or set(one) != set(other) else UNDECIDED
+    if ordered and sorted(one) == sorted(other):
+        return DIFFERENT
+    if long:
+        return UNDECIDED
+    aligned = combined(map(lambda a, b: compare_phrases(a, b, question), ours, theirs))
+    if ordered or aligned is SAME:
+        return aligned
+    same = _match_items(list(ours), list(theirs), question)
+    bare = any(phrase(item).values and not phrase(item).words for item in ours)
+    fixed = numbered or bare or ASKS_SEVERAL.search(question)
+    return UNDECIDED if fixed and same is SAME else same
+
+
+def _joined(text: str) -> str:
+    return " ".join(map(str, phrase(text).atoms))
 
 
 def _match_items(ours: list[str], theirs: list[str], question: str) -> Sameness:
-    if len(ours) > MAX_ITEMS:
-        return UNDECIDED
     for item in tuple(ours):
         equal = next((t for t in theirs if compare_phrases(item, t, question) is SAME), None)
         if equal is not None:
@@ -330,24 +397,34 @@ def _compare_order(one: Phrase, other: Phrase) -> Sameness:
 def _compare_single_values(
     one: Phrase, other: Phrase, question: str, asked: frozenset[str]
 ) -> Sameness | None:
-    """Compare the values of two phrases with other words around them. None if none decides."""
+    """Compare the values of two phrases with other words around them. None if none decides.
+
+    Equal values are the same only if one phrase has fillers or words of the question that the other
+    one lacks, not if each has: "5 cm wide" and "5 cm high".
+    """
     ours, theirs = one.values[:MAX_ITEMS], other.values[:MAX_ITEMS]
     outcomes = [[compare_values(a, b, question) for b in theirs] for a in ours]
     if not outcomes or not theirs:
         return None
     if len(ours) == len(theirs) == 1:
-        rests = [[w for w in p.words if w not in FILLER and w not in asked] for p in (one, other)]
-        bare = not rests[0] and not rests[1]
-        counted = COUNTS.search(question) and [] in rests and max(map(len, rests)) == 1
-        if outcomes[0][0] is SAME and (
-            bare or (counted and not _negations(one) + _negations(other))
-        ):
+        said = [Counter(word for word in p.words if word not in LIGHT) for p in (one, other)]
+        left, right = said[0] - said[1], said[1] - said[0]
+        says_nothing = {*one.words, *other.words} <= (FILLER - RELATIONS) | LIGHT | asked
+        if outcomes[0][0] is SAME and says_nothing and not (left and right):
             return SAME
+        falls = [DECREASE.search(p.text) is not None for p in (one, other)]
+        if falls[0] != falls[1] and _size(ours[0]) == _size(theirs[0]):
+            return UNDECIDED  # "-5 %" and "a decrease of 5 %"
         return DIFFERENT if outcomes[0][0] is DIFFERENT else None
     ours_differ = any(set(row) == {DIFFERENT} for row in outcomes)
     theirs_differ = any(set(column) == {DIFFERENT} for column in zip(*outcomes, strict=True))
     short = max(len(one.words), len(other.words)) <= SHORT
     return DIFFERENT if ours_differ and theirs_differ and short else None
+
+
+def _size(value: StatedValue) -> Fraction | None:
+    """Return the size of a number without its sign."""
+    return abs(value.base()) if isinstance(value, Quantity) else None
 
 
 def _codes_differ(one: Phrase, other: Phrase) -> bool:

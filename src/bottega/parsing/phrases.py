@@ -21,8 +21,9 @@ def words(text: str) -> frozenset[str]:
 MAX_LENGTH = 2000  # longer texts are compared as a whole
 MAX_ITEMS = 50
 NEGATIONS = words(
-    "no not never none non nor neither nothing nobody without nicht kein keine keinen keiner ohne"
-    " pas aucun aucune sans sin ningún nunca jamais free 不 没 無 无 非 未"
+    "no not never none non nor neither nothing nobody without hardly barely scarcely"
+    " nicht kein keine keinen keiner ohne pas aucun aucune sans sin ningún"
+    " nunca jamais free 不 没 無 无 非 未"
 )
 COPULAS = words(
     "is are was were be equals equal shows show depicts contains see sees has have had costs weighs"
@@ -34,11 +35,25 @@ FILLER = COPULAS | words(
     " by for from with and as can could do does did will would think believe looking look based"
     " image picture photo photograph scene shown any some so thus therefore hence sure okay length"
     " width height depth distance weight mass size area volume speed temperature price cost age"
-    " date time year value sum result final correct altogether exactly approximately about place"
+    " date time year value sum result final correct altogether exactly about place"
     " long tall high wide heavy old 这 那 张 图 片 中 里 的 答 案 了 ein eine der die das"
     f" {CLASSES} {THINGS}".replace("|", " ")
 )
+UNREAD = words("Cc Cf Ps Pe Pi Pf Pd")  # categories of characters that say nothing
 ARTICLES = words("a an the")
+# Fillers that say the same in any introduction; "he" and "she", or "height" and "width", do not.
+LIGHT = ARTICLES | words(
+    "it this that there here these those is are was were be = i we you can see sees think believe"
+    " image picture photo photograph scene shown shows depicts contains answer so thus therefore"
+    " hence sure okay 这 那 张 图 片 中 里 的 了 是 为"
+)
+# Fillers without which a value may be another one: "from 9:00".
+RELATIONS = words("to by for from with could would will")
+# A question that offers alternatives; its words distinguish them in the answers.
+ALTERNATIVES = re.compile(
+    r"\b(?:and|or|nor|not|no|than|vs|versus|without|und|oder|nicht|et|ou|y|o)\b|[和或与不]|还是",
+    re.I,
+)
 MEASURES = frozenset("只个条张匹辆位名头")
 OPEN_ENDED = re.compile(
     r"\b(?:describe|explain|summari[sz]e|caption|write|translate|why|how (?:do|does|did|to)"
@@ -52,7 +67,11 @@ CONTRACTIONS = (
 )  # fmt: skip
 WORD = re.compile(rf"[{SIGNS}]|[^\W\d_{SIGNS}]+")
 CODE = re.compile(rf"[^\W\d_{SIGNS}]+[-.]?\d\w*(?:[-.]\w+)*|\d\w*(?:[-.:/]\w+)*")
-CHUNK = re.compile(r"\d+|[^\W\d_]+")
+CHUNK = re.compile(r"\d+|[^\W\d_]+|[.:/]")
+# Punctuation that says nothing, unlike a point between words (a file name) or "!" after a number.
+SILENT = re.compile(
+    r"(?<![^\W_][^\W_])[.:]|[.:](?![^\W_]{2})|(?<!\d)!|#(?=[#\s])|[,;?…\"'•·、。，；：！？¿¡،؟।()\[\]{}\-~]"
+)
 # A sign is attached to a word: "B+", "C#", "-x", "x-y", but not "red-brown" or "dog - a pet".
 SIGN = re.compile(
     r"(?<=\w)[-+#](?!\w\w)|(?<![\w\s])[-+#](?=\W|\Z)|(?<!\w)[-+](?=\w\b)|[=<>^|±\u2190-\u22ff]"
@@ -115,9 +134,10 @@ VULGAR = re.compile(r"[¼-¾⅐-⅞]")
 TEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{(\d{1,30})\}\s*\{(\d{1,30})\}")
 NOTATIONS = {
     r"\left": "", r"\right": "", r"\,": " ", r"\;": " ", r"\ ": " ", r"\%": "%", r"\$": "$",
-    "~": " ", r"^{\circ}": "°", r"^\circ": "°", r"\degree": "°", r"\circ": "°", r"\times": "×",
-    r"\cdot": "×", "{,}": ",", "µ": "u", "μ": "u", "’": "'", "′": "'", "″": '"',
+    r"^{\circ}": "°", r"^\circ": "°", r"\degree": "°", r"\circ": "°", r"\times": "×",
+    r"\cdot": "×", "{,}": ",", "µ": "u", "μ": "u", "’": "'", "′": "'", "″": '"', "\ufe0f": "",
 }  # fmt: skip
+NEGATIVE = re.compile(r"(?<!\d )\b(?:minus|negative)\s+(?=\W?\d)|\A\s*−\s+(?=\W?\d)", re.IGNORECASE)
 MATH_DOLLARS = re.compile(r"\$+([^$]*)\$+\.?")
 Atom = StatedValue | str
 
@@ -177,6 +197,7 @@ def split_explanation(text: str, question: str) -> tuple[str, str]:
 
 def plain_notation(text: str) -> str:
     """Return the text in NFKC form without TeX and Markdown, with spelled numbers in digits."""
+    text = re.sub(r"(?<=\S)~", " ", NEGATIVE.sub("-", text))
     for notation, replacement in (RAISED | NOTATIONS).items():
         text = text.replace(notation, replacement)
     text = VULGAR.sub(lambda found: f" {unicodedata.normalize('NFKC', found[0])}", text)
@@ -250,6 +271,8 @@ def phrase(text: str) -> Phrase:
             atoms.append(found[0].casefold())
             at = found.end()
         else:
+            if not SILENT.match(plain, at) and unicodedata.category(plain[at]) not in UNREAD:
+                atoms.append(plain[at])
             at += 1
     kept = [
         atom
@@ -262,7 +285,7 @@ def phrase(text: str) -> Phrase:
 def without_leads(one: Phrase, other: Phrase, asked: frozenset[str]) -> tuple[Phrase, Phrase]:
     """Remove introductions such as "it is", unless they name different things of the question."""
     (lead, rest), (other_lead, other_rest) = (_without_lead(p.atoms, asked) for p in (one, other))
-    named, other_named = ({w for w in words if w not in FILLER} for words in (lead, other_lead))
+    named, other_named = ({w for w in words if w not in LIGHT} for words in (lead, other_lead))
     if named and other_named and named != other_named:
         return one, other
     return Phrase(one.text, rest), Phrase(other.text, other_rest)

@@ -9,7 +9,14 @@ from enum import Enum
 from fractions import Fraction
 
 from bottega.parsing.formulas import SIGNS
-from bottega.parsing.units import CURRENCIES, NO_UNIT, ORDINAL, MeasurementUnit, read_unit
+from bottega.parsing.units import (
+    CURRENCIES,
+    NO_UNIT,
+    ORDINAL,
+    MeasurementUnit,
+    read_unit,
+    units_by_name,
+)
 
 CLOSE = Fraction(1, 10**6)
 
@@ -28,7 +35,7 @@ QUANTITY = re.compile(
     rf"(?P<sign>[-+])?(?:(?P<currency>{_SYMBOLS})(?![^\W\d])\s?)?"
     rf"(?P<digits>(?!\d{{3}}0s\b){DIGITS}){POWER}?(?P<ordinal>(?:st|nd|rd|th)\b)?"
     r"(?:(?:\s(?P<over>\d{1,9}))?\s?/\s?(?P<under>\d{1,40}))?(?![.,/]?\d|\^)"
-    rf"(?:(?P<scale>(?-i:k)|(?:\s?(?:{'|'.join(SCALES)})))(?![^\W\d]))?",
+    rf"(?:(?P<scale>(?-i:[kKMB])|(?:\s?(?:{'|'.join(SCALES)})))(?![^\W\d]))?",
     re.IGNORECASE,
 )
 # An address, a telephone number or a version, but not 1.234.567.
@@ -40,7 +47,9 @@ BOUNDS = {
     ">=": "at least|no less than|not less than|minimum of|≥|>=|mindestens",
     "<": "less than|fewer than|under|below|smaller than|<",
     ">": "more than|greater than|over|above|larger than|>",
-    "": r"about|approximately|approx\.?|around|roughly|circa|ca\.|≈|etwa|ungefähr|environ|约|大约",
+    "≈": r"about|approximately|approx\.?|around|roughly|circa|ca\.|≈|~|etwa|ungefähr"
+    "|environ|约|大约",
+    "nearly": "nearly|almost|just under|presque|casi",
 }
 BOUND = re.compile(
     rf"(?:{'|'.join(f'({words})' for words in BOUNDS.values())})(?![^\W\d])\s*", re.IGNORECASE
@@ -89,7 +98,26 @@ ASKS_PERCENT = re.compile(r"per ?cent|%|prozent|pour cent|por ciento|百分", re
 ASKS_FRACTION = re.compile(
     r"fraction|probabilit|proportion|ratio|share|decimal|likelihood|anteil|wahrscheinlich", re.I
 )
-VERSION = re.compile(r"\b(?:version|section|chapter|release)\b", re.IGNORECASE)
+# Questions for an identifier or a wording, and fields with such a name: 007 is not 7.
+_NUMBERED = (
+    r"(?:part|lot|model|account|invoice|order|card|ticket|room|gate|reference|flight|phone|telephone"
+    r"|fax|batch|plate|serial|code|zip|id|version|section|chapter|release|item|article|postal)"
+)
+_NUMBER = r"(?:no|nr|num|numbers?|names?|codes?|id)"
+ASKS_TEXT = re.compile(
+    rf"\A(?!how\b).*\b{_NUMBERED}s?\W*\Z|\b{_NUMBERED}\W?{_NUMBER}?\W?\Z"
+    rf"|\b{_NUMBERED}\W?{_NUMBER}\b|\b(?:what|which) {_NUMBERED}\b|\bthe code\b"
+    r"|\b(?:serial|sku|barcode|e-?mail|url|path|password|file ?name|title)\b"
+    r"|\b(?:says?|spell\w*|written|inscription|caption)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+DECREASE = re.compile(
+    r"\b(?:de|re)(?:creas|duc|clin)\w*|\b(?:drop|fall|fell|lost|loss|lower|less|down|below|minus"
+    r"|negative|shrank|shrunk)",
+    re.IGNORECASE,
+)
+LEADING_ZERO = re.compile(r"\W*0\d")
+UNIT_NAME = re.compile(r"[^\W\d_]{3,}|(?<=[_(])[^\W\d_]{2}(?![^\W\d_])| (?:cm|mm|km|kg|mg|ml)\b")
 COUNTS = re.compile(
     r"\bhow (?:many|much)\b|\bnumber of\b|wie ?viele?|combien|几|多少", re.IGNORECASE
 )
@@ -229,7 +257,8 @@ def _quantity(text: str, start: int) -> tuple[Quantity, int] | None:
         readings = (readings[0] + part if match["over"] else readings[0] * part,)
         decimals = None
     scale, end = (match["scale"] or "").strip().lower(), match.end()
-    if scale in {"m", "b"} and not match["currency"]:  # "5 m" are metres
+    capital = match["scale"] in ("K", "M", "B") and not match["currency"]  # 5K is 5000 or 5 K
+    if scale in {"m", "b"} and not match["currency"] and not capital:  # "5 m" are metres
         scale, end = "", match.start("scale")
     power = int(match["power"] or match["power_of_ten"] or 0)
     factor = (
@@ -242,7 +271,7 @@ def _quantity(text: str, start: int) -> tuple[Quantity, int] | None:
     unit, end = (ORDINAL, end) if match["ordinal"] else read_unit(text, end, currency)
     if LETTER_AFTER.match(text, end):
         return None
-    values = tuple(one * factor for one in readings)
+    values = tuple(one * factor for one in readings) + (readings[:1] if capital else ())
     return Quantity(values, unit, bound, decimals, text[start:end].strip()), end
 
 
@@ -318,12 +347,23 @@ def compare_quantities(one: Quantity, other: Quantity, question: str) -> Samenes
     equals its number unless the question counts.
     """
     kinds = {one.unit.kind, other.unit.kind} - {""}
-    if one.bound != other.bound or (len(kinds) > 1 and kinds != {"degree", "temperature"}):
+    bare = replace(one, unit=NO_UNIT), replace(other, unit=NO_UNIT)
+    if one.bound != other.bound:
+        vague = "≈" in (one.bound, other.bound) and _compare_numbers(*bare) is not DIFFERENT
+        return UNDECIDED if vague else DIFFERENT
+    if kinds == {"degree", "temperature"}:
+        return UNDECIDED if _compare_numbers(*bare) is SAME else DIFFERENT
+    if len(kinds) > 1:
         return DIFFERENT
+    same = _compare_units(one, other, kinds, question)
+    zeros = [LEADING_ZERO.match(each.text) is not None for each in (one, other)]
+    as_text = ASKS_TEXT.search(question) or (zeros[0] != zeros[1] and not COUNTS.search(question))
+    return UNDECIDED if same is SAME and as_text and one.text != other.text else same
+
+
+def _compare_units(one: Quantity, other: Quantity, kinds: set[str], question: str) -> Sameness:
     if one.unit.kind == other.unit.kind:
-        same = _compare_numbers(one, other)
-        versions = VERSION.search(question) and one.text != other.text and not kinds
-        return UNDECIDED if versions and same is SAME else same
+        return _compare_numbers(one, other)
     same = _compare_numbers(replace(one, unit=NO_UNIT), replace(other, unit=NO_UNIT))
     if kinds == {"percent"}:
         hundredth = MeasurementUnit("", Fraction(1, 100))
@@ -336,8 +376,15 @@ def compare_quantities(one: Quantity, other: Quantity, question: str) -> Samenes
         if ASKS_FRACTION.search(question):
             return as_fraction
         return DIFFERENT if same is as_fraction is DIFFERENT else UNDECIDED
+    asked = {units_by_name().get(word) for word in UNIT_NAME.findall(question.casefold())} - {None}
+    fitting = {unit for unit in asked if unit and unit.kind in kinds}
+    if len(fitting) == 1:
+        (unit,) = fitting
+        filled = (each if each.unit.kind else replace(each, unit=unit) for each in (one, other))
+        asks_unit = _compare_numbers(*filled)
+        return UNDECIDED if asks_unit is DIFFERENT and same is SAME else asks_unit
     counted = kinds == {"ordinal"} and COUNTS.search(question)
-    return UNDECIDED if counted and same is SAME else same
+    return UNDECIDED if same is SAME and (counted or asked) else same
 
 
 def _compare_numbers(one: Quantity, other: Quantity) -> Sameness:

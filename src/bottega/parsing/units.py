@@ -15,6 +15,7 @@ PREFIXES = {
 SI = {
     "m": ("length", "metre metres meter meters"), "g": ("mass", "gram grams gramm"),
     "s": ("time", "second seconds"), "l": ("volume", "litre litres liter liters"),
+    "L": ("volume", ""),
     "W": ("power", "watt watts"), "V": ("voltage", "volt volts"),
     "A": ("current", "ampere amperes"), "Hz": ("frequency", "hertz"),
     "Pa": ("pressure", "pascal pascals"), "N": ("force", "newton newtons"),
@@ -40,7 +41,8 @@ OTHERS = {
     "area": {"10000": "ha hectare hectares", "4046.8564224": "acre acres"},
     "energy": {"4.184": "cal", "4184": "kcal", "3600000": "kWh", "3600": "Wh"},
     "pressure": {"100000": "bar", "101325": "atm", "6894.757293168": "psi"},
-    "degree": {"1": "° deg degree degrees"}, "bits": {"1": "bit bits"}, "sound": {"1": "dB"},
+    "degree": {"1": "° deg degree degrees"}, "sound": {"1": "dB"}, "data": {"1000": "KB"},
+    "bits": {"1": "bit bits", "1000": "kb kbit", "1000000": "Mb Mbit", "1000000000": "Gb Gbit"},
     "length/time": {"0.44704": "mph", "1/3.6": "kph kmh", "1852/3600": "kn knot knots"},
     "rotation": {"1": "rpm"}, "percent": {"1": "% percent pct prozent"},
 }  # fmt: skip
@@ -53,10 +55,12 @@ CURRENCIES = {
     "eur": "EUR", "euro": "EUR", "euros": "EUR", "£": "GBP", "gbp": "GBP", "¥": "JPY",
     "jpy": "JPY", "yen": "JPY", "₹": "INR", "inr": "INR", "rupees": "INR", "chf": "CHF",
     "cny": "CNY", "rmb": "CNY", "yuan": "CNY", "元": "CNY", "cad": "CAD", "aud": "AUD",
+    "a$": "AUD", "au$": "AUD", "c$": "CAD", "ca$": "CAD", "hk$": "HKD", "nz$": "NZD", "s$": "SGD",
+    "r$": "BRL", "cent": "cent", "cents": "cent", "¢": "cent",
 }  # fmt: skip
 UNIT = re.compile(
     r"[ -]?((?:(?:square|sq|cubic|degrees?|per|pour|por)\s|°\s?)?[^\W\d_]+(?:\^?[23])?(?!\w)"
-    r"|[%°$€£¥₹\"'])",
+    r"|[%°$€£¥₹¢\"'])",
     re.IGNORECASE,
 )
 PER = re.compile(r"\s?(?:/|per\b)\s?", re.IGNORECASE)
@@ -77,7 +81,8 @@ ORDINAL = MeasurementUnit("ordinal")
 
 @lru_cache(1)
 def units_by_name() -> dict[str, MeasurementUnit]:
-    """Return the units by name, also in lower case. Exact names take precedence: mW and MW."""
+    """Return the units by name, and in lower case the names of several letters that only one unit
+    has: CM, but not Mw (mW or MW) and G (g)."""
     units: dict[str, MeasurementUnit] = {}
     for symbol, (kind, names) in SI.items():
         units |= dict.fromkeys((symbol, *names.split()), MeasurementUnit(kind))
@@ -106,7 +111,10 @@ def units_by_name() -> dict[str, MeasurementUnit]:
         units |= dict.fromkeys((letter, f"degrees {letter}"), scale)
     units |= {name: MeasurementUnit(kind) for name, kind in CURRENCIES.items()}
     units |= dict.fromkeys(("per cent", "pour cent", "por ciento"), MeasurementUnit("percent"))
-    return {name.casefold(): unit for name, unit in reversed(units.items())} | units
+    folded: dict[str, set[MeasurementUnit]] = {}
+    for name, unit in units.items():
+        folded.setdefault(name.casefold(), set()).add(unit)
+    return {name: min(found, key=str) for name, found in folded.items() if len(found) == 1} | units
 
 
 def read_unit(text: str, start: int, currency: str = "") -> tuple[MeasurementUnit, int]:
@@ -125,7 +133,7 @@ def _read_name(text: str, start: int) -> tuple[MeasurementUnit, int]:
     units = units_by_name()
     if match := UNIT.match(text, start):
         for name in (match[1], match[1].partition(" ")[0]):
-            unit = units.get(name) or units.get(name.casefold())
+            unit = units.get(name) or units.get(name.casefold() if len(name) > 1 else "")
             if unit is not None:
                 return unit, match.start(1) + len(name)
     return NO_UNIT, start
