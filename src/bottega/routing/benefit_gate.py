@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from operator import mul
 from statistics import NormalDist
 from typing import NamedTuple, TypeGuard
@@ -420,7 +420,8 @@ class ShadowSampler:
                 return None
             shown_reply, hidden_reply, master_reply = replies
             own = shown_reply, hidden_reply
-            scores = {text: self._agree(text, master_reply, query) for text in own}
+            compare = partial(asyncio.to_thread, self._agree)  # long replies take a second
+            scores = {text: await compare(text, master_reply, query) for text in own}
             undecided = [text for text, score in scores.items() if score is None and judge]
             for text in undecided:
                 assert judge is not None
