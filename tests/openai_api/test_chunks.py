@@ -252,3 +252,35 @@ def test_unfinished_choice_raises() -> None:
         from_chunks(steps)
     steps.append(orjson.dumps({"choices": [cut | {"delta": {}, "finish_reason": "length"}]}))
     assert [one.text for one in from_chunks(steps).completions] == ["a", "b"]
+
+
+@pytest.mark.parametrize("finish", ["stop", "eos_token", "end_turn", "STOP", "COMPLETE"])
+def test_complete_answers_of_other_protocols_are_repeatable(finish: str) -> None:
+    chunks = [
+        {"choices": [{"index": 0, "delta": {"content": "A cat."}}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]},
+    ]
+    completed = from_chunks(map(orjson.dumps, chunks))
+    assert completed.completions == (Completion("A cat."),)
+    assert is_repeatable(completed.completions)
+    # The client gets the server's own reason.
+    assert orjson.loads(completed.payload)["choices"][0]["finish_reason"] == finish
+
+
+def test_parallel_calls_with_one_index_stay_apart() -> None:
+    def piece(arguments: str, **more: str) -> dict[str, Any]:
+        call = {"index": 0, "function": {"arguments": arguments}, **more}
+        return {"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}
+
+    chunks = [
+        piece('{"city": "', id="a"),
+        piece('Rome"}'),
+        piece('{"city": ', id="b"),
+        piece('"Oslo"}', id="b"),
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]},
+    ]
+    message = orjson.loads(from_chunks(map(orjson.dumps, chunks)).payload)["choices"][0]["message"]
+    assert [(call["id"], call["function"]["arguments"]) for call in message["tool_calls"]] == [
+        ("a", '{"city": "Rome"}'),
+        ("b", '{"city": "Oslo"}'),
+    ]

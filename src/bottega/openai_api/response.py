@@ -18,6 +18,8 @@ from bottega.types import Completion, Reply, Usage
 MAX_TOKENS = 2**53
 # What OpenAI reports in place of a log-probability of minus infinity.
 CONSTANTS = {"-Infinity": -9999.0}
+# Reasons of other protocols for the end of a complete answer.
+STOPS = ("eos", "eos_token", "end_turn", "stop_sequence", "STOP", "COMPLETE")
 # How a stream of events begins, whatever its content type says.
 EVENT_STARTS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
@@ -125,7 +127,7 @@ def _completion(choice: object, where: str) -> Completion:
     tokens = get(get(choice, "logprobs"), "content")
     values = [get(one, "logprob") for one in tokens] if isinstance(tokens, list) else []
     logprob = sum(float(value) for value in values if isinstance(value, int | float))
-    finish = finish if isinstance(finish, str) else "stop"
+    finish = finish if isinstance(finish, str) and finish not in STOPS else "stop"
     return Completion(text or "", finish, logprob if values else None)
 
 

@@ -14,6 +14,7 @@ from bottega.openai_api.errors import WRONG_PROTOCOL, JSONObject
 from bottega.openai_api.response import (
     ChatCompletion,
     error_message,
+    get,
     parse_completions,
     parse_usage,
     reported_failure,
@@ -171,11 +172,19 @@ def _joined_lists(old: list[object], new: list[object]) -> list[object]:
     positions = {_index(value): position for position, value in enumerate(old)}
     for value in new:
         position = None if (index := _index(value)) is None else positions.get(index)
-        if position is None:
+        if position is None or _is_another_call(merged[position], value):
+            if index is not None:
+                positions[index] = len(merged)
             merged.append(value)
         else:
             merged[position] = _joined(merged[position], value, "")
     return merged
+
+
+def _is_another_call(old: object, new: object) -> bool:
+    """Some servers give the same index to all parallel calls, but each its id."""
+    before, after = get(old, "id"), get(new, "id")
+    return bool(before and after) and before != after
 
 
 def _index(value: object) -> int | None:

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from operator import mul
 from statistics import NormalDist
 from typing import NamedTuple, TypeGuard
@@ -419,9 +419,11 @@ class ShadowSampler:
             if not self._are_texts(replies):
                 return None
             shown_reply, hidden_reply, master_reply = replies
-            own = shown_reply, hidden_reply
-            compare = partial(asyncio.to_thread, self._agree)  # long replies take a second
-            scores = {text: await compare(text, master_reply, query) for text in own}
+            scores = dict[str, float | None]()
+            for text in dict.fromkeys(
+                (shown_reply, hidden_reply)
+            ):  # long ones take a second: in a thread
+                scores[text] = await asyncio.to_thread(self._agree, text, master_reply, query)
             undecided = [text for text, score in scores.items() if score is None and judge]
             for text in undecided:
                 assert judge is not None
