@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -79,6 +80,16 @@ def test_the_token_opens_only_a_console_that_has_one(accounts: Accounts) -> None
     assert user is not None and user.sees_all
     assert Sessions(accounts).login("secret") is None
     assert Sessions(accounts, token="secret").user(sessions.login("secret")) is None
+
+
+async def test_a_link_with_a_key_opens_nothing(endpoint: Server, tmp_path: Path) -> None:
+    with console(tmp_path, endpoint, ADMIN, TEAM) as served:
+        async with aiohttp.ClientSession(cookie_jar=jar()) as session:
+            for token in (served.keys["ann"], "x", "\ud800", "%00"):
+                link = f"{served.url}/login?token={quote(token.encode(errors='replace'))}"
+                async with session.get(link) as reply:
+                    assert reply.status == 401 and COOKIE not in reply.cookies
+                    assert served.keys["ann"] not in await reply.text()
 
 
 async def test_forms_of_other_sites_are_rejected(endpoint: Server, tmp_path: Path) -> None:

@@ -143,8 +143,11 @@ class LoginPages:
         return RedirectResponse(self._renderer.home, 303, HEADERS)
 
     async def show(self, request: Request) -> Response:
-        if key := request.query_params.get("token"):  # from the link that the server printed
-            return self._logged_in(request, key, False, self._renderer.home)
+        # The link that the server printed. A key in a link would stand in logs and histories, and a
+        # link from another site could log a visitor in as somebody else.
+        if token := request.query_params.get("token"):
+            is_token = self._sessions.is_token(token)
+            return self._logged_in(request, token if is_token else "", False, self._renderer.home)
         return self._page(request)
 
     async def submit(self, request: Request) -> Response:

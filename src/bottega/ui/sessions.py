@@ -84,10 +84,13 @@ class Sessions:
         self.token = token
         self._local_secret = secrets.token_bytes(32)
 
+    def is_token(self, given: str) -> bool:
+        token = self.token or ""
+        return bool(token) and hmac.compare_digest(given.encode(errors="replace"), token.encode())
+
     def login(self, key: str, *, read_only: bool = False) -> str | None:
         """Return a cookie for a key or the token, None if it is not valid."""
-        given = key.encode(errors="replace")
-        if self.token is not None and hmac.compare_digest(given, self.token.encode()):
+        if self.is_token(key):
             return self._cookie(LOCAL, self._local_secret, read_only)
         found = None if self._accounts is None else self._accounts.sign_in(key)
         return None if found is None else self._cookie(found[0].id, found[1], read_only)
