@@ -42,7 +42,7 @@ def test_figures_are_printed_with_n(run: Run, tmp_path: Path) -> None:
     assert "spent:            0.4600 USD, n = 100" in printed.out
     assert "the master alone: 2.0000 USD [2.0000, 2.0000]" in printed.out
     assert "saved:            1.5400 USD [1.5400, 1.5400], 77% of it" in printed.out
-    assert "agreement of 1 cheaper answers" in printed.out
+    assert "agreement with the master: n = 1 sampled answers of cheaper tiers, 0 undecided" in printed.out
     assert "an estimate: 80 requests not answered by the master" in printed.err
     assert "(n = 20)" in printed.err
     assert "20 of them, in namespaces without such answers" in printed.err
@@ -69,7 +69,7 @@ def test_missing_data_are_reported(run: Run, tmp_path: Path) -> None:
     assert "the master alone: unknown: no priced answer of 'master'" in printed.out
     assert "tiers that answered: apprentice" in printed.err
     assert "1 of unknown price are excluded" in printed.out
-    assert "agreement:        not measured: set [shadow] rate" in printed.out
+    assert "agreement:        not measured; set rate = 0.02 in [shadow]" in printed.out
     ledger.record(Entry(MOMENT, "r", "k", "", "master", "m", "answered", cost_usd=1.0))
     ledger.close()
     assert "2.0000 USD (no interval: too few answers, n = 1)" in run("savings", "--data", "d").out

@@ -148,7 +148,11 @@ def test_stored_tiers_can_be_configured() -> None:
             "drop_fields must not",
             "optional",
         ),
-        (TWO + "[shadow]\nrate = 0.1\njudge = 'big'", "shadow.judge is not one of", "small, large"),
+        (
+            TWO + "[shadow]\nrate = 0.1\njudge = 'big'",
+            "shadow.judge must be the name of a tier",
+            "small, large",
+        ),
         (TWO + "[limits]\nbody_mb = 0", "limits.body_mb must be at least 1, got 0", "body_mb = 1"),
         (
             TWO + "[route]\nrouter = 'fixed'\nmaster_rate = 0.5",

@@ -69,8 +69,8 @@ async def error_of(
         (
             chat("bottega/apprentice", [{"role": "user", "content": "why " * 4000}]),
             "the tier 'apprentice' does not support this request: it supports at most 1,200"
-            " tokens, got about 4,571 with the reply (use the model 'bottega', or send a shorter"
-            " text or a lower max_tokens)",
+            " tokens, got about 4,571 for the prompt and max_tokens (use the model 'bottega', or"
+            " send a shorter text or a lower max_tokens)",
         ),
         (
             chat("bottega/apprentice", image_messages(solid_image(1).data_url)),
@@ -80,7 +80,7 @@ async def error_of(
         (
             chat("bottega", [{"role": "user", "content": "why " * 40_000}]),
             "no tier supports this request: they support at most 2,000 tokens, got about"
-            " 45,714 with the reply (send a shorter text or a lower max_tokens)",
+            " 45,714 for the prompt and max_tokens (send a shorter text or a lower max_tokens)",
         ),
         (chat("bottega:shots=65"), "shots is invalid, got '65' (use a whole number from 0 to 64)"),
         (

@@ -93,7 +93,7 @@ def test_what_one_tier_refuses_another_answers(
         assert raw(server, user_messages(3)).headers["x-bottega-route"] == "apprentice"
         reasons = [server.wait(n).entry().reason for n in (1, 2, 3)]
     assert reasons[0].startswith("fell back from apprentice: ")
-    assert reasons[1:] == ["apprentice refused such a request lately", ""]
+    assert reasons[1:] == ["apprentice refused such a request recently", ""]
 
 
 @pytest.mark.parametrize("fallback", ["never", "up"])

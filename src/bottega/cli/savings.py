@@ -100,18 +100,18 @@ def _print_alone(found: Savings) -> None:
 def _print_agreement(found: Savings) -> None:
     agreement = found.agreement
     if agreement is None:
-        say("agreement:        not measured: set [shadow] rate in the gateway's configuration")
+        say("agreement:        not measured; set rate = 0.02 in [shadow] if it is 0")
         return
     say(
-        f"agreement of {agreement.n} cheaper answers, drawn at random, with the master's;"
+        f"agreement with the master: n = {agreement.n} sampled answers of cheaper tiers,"
         f" {agreement.served.undecided} undecided:"
     )
     gain = agreement.gain
     rows = [
         ("as served", _share(agreement.served)),
         ("with demonstrations", _share(agreement.with_demonstrations)),
-        ("without", _share(agreement.without)),
-        ("difference, decided pairs", f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"),
+        ("without demonstrations", _share(agreement.without)),
+        ("difference (decided pairs)", f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"),
     ]
     print_table(("answers", "all undecided different to all the same [95 % interval]"), rows)
 

@@ -47,7 +47,7 @@ from bottega.gateway.reasoning import (
     trim_stream,
     with_instruction,
 )
-from bottega.gateway.refusals import Refusals, is_policy
+from bottega.gateway.refusals import Refusals, is_content_policy
 from bottega.gateway.request_search import RequestSearch, may_search
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
@@ -202,7 +202,7 @@ class Completer:
             account, request = job.record.account.id, job.request
             may.sort(key=lambda one: self.refusals.knows(account, one.name, request))
             if may[0] is not able[0]:
-                job.record.add_route_reason(f"{able[0].name} refused such a request lately")
+                job.record.add_route_reason(f"{able[0].name} refused such a request recently")
             return may
         capabilities = [served.capabilities for served in order]
         raise unsupported_request(job.request, capabilities, routed if is_named else "")
@@ -418,8 +418,8 @@ class _JobSteps(Generic[Outcome]):
         self.failed.append(served.name)
         if _is_rejected(error):
             self._refused.append((served, error))
-        # What one model does not support, another may; if none does, the first says why.
-        if is_policy(error) or not (self._waiting or self.dismissed):
+        # Another model may support the request. If all reject it, raise the first tier's error.
+        if is_content_policy(error) or not (self._waiting or self.dismissed):
             raise self._refused[0][1] if _is_rejected(error) else error
         # Another tier may cost more than planned: the operator must see it.
         self._completer.warn.count(f"{served.name} failed, another tier used")
@@ -443,7 +443,7 @@ class _JobSteps(Generic[Outcome]):
             job.record.add_route_reason(f"{served.name} rejected the demonstrations")
         else:
             return False
-        log.warning("%s is tried without what was added: %s", served.name, error)
+        log.warning("%s is tried again without the gateway's additions: %s", served.name, error)
         return True
 
     def learn_refusals(self) -> None:

@@ -211,7 +211,7 @@ def _reasons(
     elif images is not None and len(request.images) > images:
         found.append((f"at most {images} images, got {len(request.images)}", "send fewer images"))
     if context is not None and (total := request.total_tokens) > context:
-        reason = f"at most {context:,} tokens, got about {total:,} with the reply"
+        reason = f"at most {context:,} tokens, got about {total:,} for the prompt and max_tokens"
         found.append((reason, "send a shorter text or a lower max_tokens"))
     return found
 

@@ -200,7 +200,7 @@ class ShadowRunner:
         sampled: bool,
     ) -> None:
         """Compare an answer with and without demonstrations. An answer without candidates is
-        compared only if it was `sampled`: the agreement of all answers is that of these, too."""
+        compared only if it was `sampled`: the reported agreement includes such answers."""
         tenant, served = query.tenant, call.served
         assert tenant.shadow is not None
         found: list[Candidate] = []
@@ -276,6 +276,8 @@ class ShadowRunner:
         return self.finalizer.bill(record, request)
 
     async def _call(self, job: ChatJob, own: ChatJob, call: UpstreamCall) -> ChatCompletion:
+        """Call the tier and record the call in the ledger entry of `own`. Raises
+        `GenerationError`."""
         record = own.record
         try:
             result = await self.completer.call_upstream(own, call)

@@ -1,4 +1,4 @@
-"""Requests that tiers refused lately, such as one with a field that their models do not support."""
+"""Requests that tiers refused recently, such as one with a field that a model does not support."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bottega._util.identity import json_digest
 from bottega.errors import BottegaError, PromptTooLongError
 from bottega.openai_api.request import ChatRequest
 
-SECONDS = 600.0
+REMEMBER_SECONDS = 600.0
 MAX_REMEMBERED = 10_000
 TOO_LONG_CODES = ("context_length_exceeded", "request_too_large", "string_above_max_length")
 TOO_LONG = re.compile(
@@ -21,7 +21,7 @@ TOO_LONG = re.compile(
 QUOTED = re.compile(r"[\"'`](\w+)[\"'`]|\b([a-z]+_\w+)")
 NESTED = re.compile(r"[.\[]")
 USUAL_ROLES, USUAL_FIELDS = {"system", "user", "assistant"}, {"messages", "model", "stream"}
-LENGTH, IMAGES = "length", "images"  # the names of no fields
+LENGTH, IMAGES = "length", "images"  # keys that are not field names
 # Answers of a policy about the content, not limits of a model.
 POLICY_CODES = {"content_filter", "content_policy_violation", "moderation_blocked"}
 
@@ -34,17 +34,18 @@ def is_too_long(error: BottegaError) -> bool:
     return is_named or by_status or bool(TOO_LONG.search(str(error)))
 
 
-def is_policy(error: BottegaError) -> bool:
+def is_content_policy(error: BottegaError) -> bool:
+    """Return whether the provider refused the content, not the form of the request."""
     return getattr(error, "code", None) in POLICY_CODES
 
 
 @dataclass(frozen=True)
 class Refusals:
-    """Memory of refusals for ten minutes, by account: a client must not send the requests of others
-    to another tier."""
+    """Refusals of the last ten minutes, by account, so that an invalid request of one client does
+    not change the tier of others."""
 
     _known: LRUCache[tuple[str, str, str], int] = field(
-        default_factory=lambda: LRUCache(MAX_REMEMBERED, seconds=SECONDS)
+        default_factory=lambda: LRUCache(MAX_REMEMBERED, seconds=REMEMBER_SECONDS)
     )
 
     def learn(self, account: str, tier: str, request: ChatRequest, error: BottegaError) -> None:
@@ -54,7 +55,7 @@ class Refusals:
             self._known.put((account, tier, name), size)
 
     def knows(self, account: str, tier: str, request: ChatRequest) -> bool:
-        """Return whether the tier refused such a request lately."""
+        """Return whether the tier refused such a request recently."""
         sizes = _sizes(request)
         for name in (*sizes, *_features(request).values()):
             least = self._known.get((account, tier, name))

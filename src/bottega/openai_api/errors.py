@@ -23,8 +23,8 @@ TYPES = {
     429: "rate_limit_error",
     **dict.fromkeys((500, 502, 503, 504, 507), "server_error"),
 }
-# Codes and types of an account without money. The text does not show it: that of a limit per minute
-# speaks of quota, too.
+# Codes and types of an account without credit. Messages are ambiguous: those of rate limits mention
+# quota, too.
 USED_UP = {
     "insufficient_quota",
     "insufficient_balance",
@@ -101,7 +101,10 @@ def status_error(
         413: "send fewer demonstrations or smaller images",
         **dict.fromkeys((402, 429), "the account's quota is used up: check its billing"),
     }
-    other = "change the request; extra_body={'field': None} leaves out a field it rejects"
+    other = (
+        "change the request; leave out a field that the server rejects: extra_body={'field': None}"
+        ' in Python, drop_fields = ["field"] of a tier'
+    )
     if 300 <= status < 400:
         other = "the base URL redirects: set it to the address that it redirects to"
     return RejectedError(text, status=status, hint=hints.get(status, other))

@@ -16,11 +16,11 @@ from bottega.types import Completion, Reply, Usage
 
 # More than any context holds; sums of a few such claims still fit into 64 bits.
 MAX_TOKENS = 2**53
-# What OpenAI reports in place of a log-probability of minus infinity.
+# OpenAI reports -9999.0 for a log-probability of minus infinity. Other constants become null.
 CONSTANTS = {"-Infinity": -9999.0}
 # Reasons of other protocols for the end of a complete answer.
 STOPS = ("eos", "eos_token", "end_turn", "stop_sequence", "STOP", "COMPLETE")
-# How a stream of events begins, whatever its content type says.
+# Beginnings of an event stream; content types are unreliable.
 EVENT_STARTS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
@@ -213,7 +213,7 @@ def error_body(payload: bytes) -> JSONObject:
         body = orjson.loads(payload)
     except orjson.JSONDecodeError:
         return {}
-    if isinstance(body, list):  # of Gemini
+    if isinstance(body, list):  # Gemini sends errors in a list
         body = next((one for one in body if isinstance(one, dict)), {})
     if isinstance(body, str):
         return {"message": body}

@@ -364,8 +364,8 @@ class StreamProgress:
 
     def take(self, payload: bytes) -> list[bytes]:
         """Note an event, and return its chunk as valid JSON; none for other events, such as pings.
-        Raises the error that it reports, `GarbledError` if it is no chunk; after the answer has
-        ended, nothing may spoil it."""
+        Raises the error that it reports, `GarbledError` if it is no chunk. Errors after the end of
+        the answer are ignored."""
         try:
             return self._chunks(self._joined(payload))
         except EndpointError:

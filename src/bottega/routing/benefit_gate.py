@@ -295,18 +295,19 @@ AnswerCall = Callable[[], Awaitable[str]]
 AgreementFunction = Callable[[str, str, Query], float | None]
 # Agreement of two replies that the function leaves undecided; None if it stays so.
 Judge = Callable[[str, str], Awaitable[float | None]]
-# A question that no rule can decide would otherwise be asked of the master for ever.
+# Limit of eager samples: undecided pairs never give the gate enough samples.
 MAX_EAGER = 100
 
 
 class AgreementPair(NamedTuple):
     """Agreement of the apprentice with the master with demonstrations and without, None if it is
-    undecided, and whether the answer that the client got had demonstrations. A pair is `judged` if
-    a judge was asked."""
+    undecided, and whether the answer that the client got had demonstrations. Without `found` there
+    were none to compare with; a pair is `judged` if a judge was asked."""
 
     shown: float | None
     hidden: float | None
     was_shown: bool
+    found: bool = True
     judged: bool = False
 
     @property
@@ -322,9 +323,9 @@ class AgreementPair(NamedTuple):
 
 @dataclass(frozen=True)
 class ShadowQuality:
-    """Agreement of the apprentice with the master over the last `n` samples: as served, with
-    demonstrations, without them, and the gain by demonstrations in the decided pairs. The interval
-    is 95 %. `failed` counts samples with a missing answer, which are excluded."""
+    """Agreement of the apprentice with the master over the last `n` samples: as served; and where
+    demonstrations were found, with them, without them, and the gain in the decided pairs. The
+    interval is 95 %. `failed` counts samples with a missing answer, which are excluded."""
 
     n: int
     failed: int
@@ -335,13 +336,14 @@ class ShadowQuality:
 
 
 def shadow_quality(pairs: Sequence[AgreementPair], failed: int = 0) -> ShadowQuality:
-    differences = [pair.difference for pair in pairs]
+    compared = [pair for pair in pairs if pair.found]
+    differences = [pair.difference for pair in compared]
     return ShadowQuality(
         n=len(pairs),
         failed=failed,
         served=agreement_range([pair.served for pair in pairs]),
-        with_demonstrations=agreement_range([pair.shown for pair in pairs]),
-        without=agreement_range([pair.hidden for pair in pairs]),
+        with_demonstrations=agreement_range([pair.shown for pair in compared]),
+        without=agreement_range([pair.hidden for pair in compared]),
         gain=paired_gain([one for one in differences if one is not None], 0.975),
     )
 
@@ -430,11 +432,12 @@ class ShadowSampler:
                 scores[text] = await judge(text, master_reply)
         finally:
             self.cancel()
-        scored = scores[shown_reply], scores[hidden_reply]
-        return self._learned(candidates, AgreementPair(*scored, was_shown, bool(undecided)))
+        scored = scores[shown_reply], scores[hidden_reply], was_shown, bool(candidates)
+        return self._learned(candidates, AgreementPair(*scored, judged=bool(undecided)))
 
     def _are_texts(self, replies: Sequence[str | BaseException]) -> TypeGuard[Sequence[str]]:
-        """Return whether no upstream failed, which is counted. Raises other errors."""
+        """Return whether all calls returned texts. Count and log a failed sample; raise errors
+        other than `GenerationError`."""
         for reply in replies:
             if isinstance(reply, BaseException) and not isinstance(reply, GenerationError):
                 raise reply
@@ -457,7 +460,8 @@ class ShadowSampler:
         """Learn from three replies that the caller has collected. The gate learns nothing from an
         undecided comparison."""
         scores = self._agree(shown, master, query), self._agree(hidden, master, query)
-        return self._learned(candidates, AgreementPair(*scores, was_shown))
+        pair = AgreementPair(*scores, was_shown, bool(candidates))
+        return self._learned(candidates, pair)
 
     def _learned(self, candidates: Sequence[Candidate], pair: AgreementPair) -> AgreementPair:
         self._pairs.append(pair)

@@ -154,7 +154,7 @@ MAX_EXACT_COSTS = 2_000
 # explicit types: the queries run in SQLite and in PostgreSQL.
 NAMED = optional("namespace", 4)
 SELECT_SHADOWS = f"""
-SELECT with_score, without_score, was_shown FROM gateway_shadows
+SELECT with_score, without_score, was_shown, retrieve != 'none' FROM gateway_shadows
 WHERE time >= ?1 AND {optional("namespace", 2)} AND sampled AND {CURRENT_RULES}
 """
 # Times of the first and the last entry; each subquery uses an index.
@@ -291,7 +291,10 @@ class SavingsReader:
     def shadows(self) -> list[AgreementPair]:
         """Return the comparisons of answers that clients got and that were drawn at random."""
         rows = self.ledger.read(SELECT_SHADOWS, self.since, self.namespace)
-        return [AgreementPair(shown, hidden, bool(was_shown)) for shown, hidden, was_shown in rows]
+        return [
+            AgreementPair(with_score, without_score, bool(was_shown), bool(found))
+            for with_score, without_score, was_shown, found in rows
+        ]
 
     def _sums(self, statement: str, *values: object) -> list[SqlRow]:
         whole = statement.format(sums=sums_since(self.ledger.dialect))

@@ -33,7 +33,7 @@ NEEDED = {
 }
 SAMPLES = {"usd_per_1k": 1.0, "min_similarity": 0.8, "min_confidence": 0.7}
 WITHOUT_SIMILARITY = ("bm25", "hybrid")
-REQUIRED = {"model", "messages", "stream"}  # fields of every request
+UNDROPPABLE = {"model", "messages", "stream"}  # the gateway needs these fields
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 
 
@@ -102,10 +102,10 @@ def check_tiers(config: Config, path: SettingPath) -> None:
                 f"is missing: published prices do not depend on {SERVICE_TIER}",
                 hint="set price = [1.0, 4.0], in US dollars per million tokens",
             )
-        if not REQUIRED.isdisjoint(tier.drop_fields):
+        if needed := UNDROPPABLE.intersection(tier.drop_fields):
             raise (path / "tiers" / tier.name / "drop_fields").error(
-                "must not contain model, messages or stream, which every request needs",
-                hint="name optional fields, such as temperature",
+                f"must not contain {', '.join(sorted(needed))}",
+                hint='write drop_fields = ["temperature"], with optional fields only',
             )
         _check_search(config, tier, path / "tiers" / tier.name)
         _check_passages(config, tier, path / "tiers" / tier.name)
@@ -168,15 +168,17 @@ def check_similarities(config: Config, path: SettingPath) -> None:
 
 
 def check_shadow(config: Config, path: SettingPath) -> None:
-    if config.shadow.gate and not config.shadow.rate:
-        raise (path / "shadow" / "gate").error(
-            "needs shadow samples, and shadow.rate is 0",
-            hint="write rate = 0.02 to compare one answer in fifty",
-        )
+    for name in ("gate", "judge"):
+        if getattr(config.shadow, name) and not config.shadow.rate:
+            raise (path / "shadow" / name).error(
+                "needs shadow samples, and shadow.rate is 0",
+                hint="write rate = 0.02 to compare one answer in fifty",
+            )
     names = [tier.name for tier in config.tiers]
     if config.shadow.judge is not None and config.shadow.judge not in names:
-        problem = f"is not one of the tiers, got {config.shadow.judge!r}"
-        raise (path / "shadow" / "judge").error(problem, hint=f"use {', '.join(names)}")
+        problem = f"must be the name of a tier, got {config.shadow.judge!r}"
+        hint = f'write judge = "{names[-1]}" (tiers: {", ".join(names)})'
+        raise (path / "shadow" / "judge").error(problem, hint=hint)
 
 
 def check_state(config: Config, path: SettingPath) -> None:

@@ -201,10 +201,11 @@ def _tier(name: str, table: object, path: SettingPath) -> TierSettings:
             hint='write model = "openai:NAME" for an endpoint with a chat template',
         )
     tier = read_settings(TierSettings, table, path, name=name)
-    remote = tier.base_url or tier.api_key_env or tier.extra_body or tier.image_urls
+    remote = tier.base_url or tier.api_key_env or tier.own_fields or tier.image_urls
     if not tier.is_remote and remote:
         raise path.error(
-            "runs in this process, so it has no base_url, api_key_env, extra_body or image_urls",
+            "runs in this process, so it has no base_url, api_key_env, extra_body, drop_fields or"
+            " image_urls",
             hint=f'write model = "openai:{tier.model}" for an endpoint',
         )
     if tier.api_key_env is not None and not VARIABLE.fullmatch(tier.api_key_env):

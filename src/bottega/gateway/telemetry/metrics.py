@@ -110,8 +110,8 @@ def agreement(families: Iterable[Metric]) -> GaugeMetricFamily:
     scores = [score for name, score in COMPARED.items() for _ in range(counts.get(name, 0))]
     bounds = GaugeMetricFamily(
         AGREEMENT,
-        "Agreement of sampled answers with the master's, undecided ones all different (least) or"
-        " all the same (most), and the bounds of the 95 % interval around both",
+        "Agreement of sampled answers with the master's: least and most with all undecided ones"
+        " different or the same, low and high of the 95 % interval",
         labels=["bound"],
     )
     if scores:
