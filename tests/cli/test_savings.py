@@ -42,7 +42,7 @@ def test_figures_are_printed_with_n(run: Run, tmp_path: Path) -> None:
     assert "spent:            0.4600 USD, n = 100" in printed.out
     assert "the master alone: 2.0000 USD [2.0000, 2.0000]" in printed.out
     assert "saved:            1.5400 USD [1.5400, 1.5400], 77% of it" in printed.out
-    assert "agreement with the master: n = 1 sampled answers of cheaper tiers, 0 undecided" in printed.out
+    assert "n = 1 sampled answers of cheaper tiers, 0 undecided" in printed.out
     assert "an estimate: 80 requests not answered by the master" in printed.err
     assert "(n = 20)" in printed.err
     assert "20 of them, in namespaces without such answers" in printed.err
