@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from bottega.errors import RejectedError, ServerFailedError
+from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.completion import Fallback
 from bottega.gateway.errors import reason_of
 from bottega.gateway.ports import TierCapabilities
@@ -116,6 +117,44 @@ def test_refusal_by_a_policy_is_final(tmp_path: Path) -> None:
         with pytest.raises(openai.BadRequestError, match="filtered"):
             raw(server, user_messages(1))
         assert server.wait(1).entry().reason == "failed: content filter"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        rejection("too long", code="string_above_max_length", param="user"),
+        rejection("The image is too large: at most 20 MB"),
+        rejection("Invalid image data: unsupported format webp"),
+        rejection("Invalid image.", param="messages[0].content"),
+    ],
+    ids=str,
+)
+def test_an_odd_request_does_not_change_the_tier_of_others(
+    tmp_path: Path, error: RequestRejectedError
+) -> None:
+    strict = ScriptedGenerator([error, *["fine"] * 9])
+    with harness(tmp_path, apprentice=strict, replays=False) as server:
+        assert raw(server, user_messages(1), user="u" * 65).headers["x-bottega-route"] == "master"
+        for messages in (user_messages(2), user_messages(3, text="A longer question? " * 9)):
+            assert raw(server, messages).headers["x-bottega-route"] == "apprentice"
+
+
+def test_refusals_do_not_lead_a_key_to_a_master_that_it_may_not_use(tmp_path: Path) -> None:
+    account = Account("a", "team", tiers=("apprentice",))
+    strict = ScriptedGenerator([REJECTIONS[0]] * 2)
+    with harness(tmp_path, apprentice=strict, authenticate=lambda key: account) as server:
+        for _ in range(2):
+            with pytest.raises(openai.BadRequestError, match="temperature"):
+                raw(server, user_messages(1), temperature=0.5)
+
+
+def test_failure_of_another_tier_is_reported_before_a_refusal(tmp_path: Path) -> None:
+    first, second = ScriptedGenerator([REJECTIONS[0]]), ScriptedGenerator([DOWN])
+    with (
+        harness(tmp_path, apprentice=first, master=second) as server,
+        pytest.raises(openai.InternalServerError),
+    ):
+        raw(server, user_messages(1), temperature=0.5)
 
 
 def test_what_all_tiers_refuse_is_not_remembered(tmp_path: Path) -> None:

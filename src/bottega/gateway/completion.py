@@ -200,7 +200,8 @@ class Completer:
                 job.record.add_route_reason(f"{routed} does not support the request")
             may = [able[0], *(one for one in able[1:] if self._may_replace(job, able[0], one))]
             account, request = job.record.account.id, job.request
-            may.sort(key=lambda one: self.refusals.knows(account, one.name, request))
+            if job.may_use_master:  # a refusal, which a client can cause, must not lead there
+                may.sort(key=lambda one: self.refusals.knows(account, one.name, request))
             if may[0] is not able[0]:
                 job.record.add_route_reason(f"{able[0].name} refused such a request recently")
             return may
@@ -279,6 +280,7 @@ class _JobSteps(Generic[Outcome]):
         self._call: UpstreamCall | None = None
         self._without_examples = self._without_fields = False
         self._refused: list[tuple[ServedTier, BottegaError]] = []
+        self._failure: BottegaError | None = None  # of a tier that did not refuse
         self.dismissed: list[ChatResult] = []
         self.failed: list[str] = []
 
@@ -416,11 +418,18 @@ class _JobSteps(Generic[Outcome]):
         if self._retries_without(served, call, error):
             return served
         self.failed.append(served.name)
+        if is_content_policy(error):
+            raise error
+        # Another model may support the request. If all reject it, raise the first tier's error.
         if _is_rejected(error):
             self._refused.append((served, error))
-        # Another model may support the request. If all reject it, raise the first tier's error.
-        if is_content_policy(error) or not (self._waiting or self.dismissed):
-            raise self._refused[0][1] if _is_rejected(error) else error
+            if not self._job.may_use_master:
+                master = self._completer.served[-1]
+                self._waiting = [one for one in self._waiting if one is not master]
+        else:
+            self._failure = error
+        if not (self._waiting or self.dismissed):
+            raise self._failure or self._refused[0][1]
         # Another tier may cost more than planned: the operator must see it.
         self._completer.warn.count(f"{served.name} failed, another tier used")
         log.warning("%s failed, using another tier: %s", served.name, error)

@@ -254,12 +254,13 @@ class ShadowRunner:
     async def _verdict(self, job: ChatJob, one: str, other: str) -> float | None:
         """Return the judge's verdict on two answers, None without a clear one."""
         served = next(tier for tier in self.completer.served if tier.name == self.judge)
-        request = judge_request(job.request.question, one, other)
+        texts = strip_thinking(one), strip_thinking(other)
+        request = judge_request(job.request.question, *texts)
         own = replace(job, request=request, query=None, key=None)
         own.bill = self._bill(job, request, served, 0)
         try:
             completed = await self._call(job, own, UpstreamCall(served, request.body))
-        except GenerationError as error:
+        except BottegaError as error:
             self.finalizer.warn("no verdict", error)
             return None
         if (verdict := read_verdict(completed.completions[0].text)) is None:

@@ -12,13 +12,16 @@ from bottega.openai_api.request import ChatRequest
 
 REMEMBER_SECONDS = 600.0
 MAX_REMEMBERED = 10_000
-TOO_LONG_CODES = ("context_length_exceeded", "request_too_large", "string_above_max_length")
+TOO_LONG_CODES = ("context_length_exceeded", "request_too_large")
 TOO_LONG = re.compile(
     r"(?i)context[ _](length|window|size)|too (long|large|many (input |prompt )?tokens)"
     r"|max(imum)?[ _]\w*[ _]?(tokens|length)|exceeds? .*(tokens|length|context)"
 )
 # Names of fields in an error: quoted, or with an underscore.
 QUOTED = re.compile(r"[\"'`](\w+)[\"'`]|\b([a-z]+_\w+)")
+MANY_IMAGES = re.compile(
+    r"(?i)too many|number of|(at most|up to|only|maximum of|limit of) (one|\d+) (image|photo)"
+)
 NESTED = re.compile(r"[.\[]")
 USUAL_ROLES, USUAL_FIELDS = {"system", "user", "assistant"}, {"messages", "model", "stream"}
 LENGTH, IMAGES = "length", "images"  # keys that are not field names
@@ -68,14 +71,12 @@ def _refused(request: ChatRequest, error: BottegaError) -> dict[str, int]:
     """Return the refused features of the request, with their sizes."""
     features, sizes = _features(request), _sizes(request)
     param = getattr(error, "param", None) or ""
-    named = {NESTED.split(param)[0], *sum(QUOTED.findall(str(error)), ())}
+    named = {NESTED.split(param)[0], *sum(QUOTED.findall(str(error)), ())} - {""}
     if getattr(error, "code", None) not in TOO_LONG_CODES and (found := features.keys() & named):
         return dict.fromkeys((features[name] for name in found), 0)
-    if is_too_long(error):
-        return {LENGTH: sizes[LENGTH]}
-    if request.images and "image" in str(error).lower():
-        return {IMAGES: sizes[IMAGES]}
-    return {}
+    if request.images and "image" in str(error).lower():  # one that is too large is no limit
+        return {IMAGES: sizes[IMAGES]} if MANY_IMAGES.search(str(error)) else {}
+    return {LENGTH: sizes[LENGTH]} if is_too_long(error) else {}
 
 
 def _sizes(request: ChatRequest) -> dict[str, int]:

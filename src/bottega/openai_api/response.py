@@ -48,7 +48,7 @@ def parse_reply(payload: bytes, where: str) -> tuple[JSONObject, bytes]:
         body = orjson.loads(payload)
     except orjson.JSONDecodeError as error:
         if (repaired := repaired_json(payload)) is not None:
-            return parse_reply(repaired, where)
+            return repaired
         is_page = payload.lstrip()[:1] == b"<"
         garbled = GarbledError(
             f"{where} sent a {'web page, not JSON' if is_page else 'reply that is not JSON'}",
@@ -63,15 +63,18 @@ def parse_reply(payload: bytes, where: str) -> tuple[JSONObject, bytes]:
     return body, payload
 
 
-def repaired_json(payload: bytes) -> bytes | None:
-    """Return the JSON of a lenient server as valid JSON, None if it cannot be read. Python writes
-    NaN and infinities, and half of a surrogate pair where a text was cut; clients read both."""
+def repaired_json(payload: bytes) -> tuple[JSONObject, bytes] | None:
+    """Return the JSON object of a lenient server, and it as valid JSON; None if it cannot be read.
+    Python writes NaN and infinities, and half of a surrogate pair where a text was cut; clients
+    read both."""
     try:
         found = json.loads(payload, parse_constant=CONSTANTS.get)
+        text = json.dumps(found, ensure_ascii=False).encode("utf-16", "surrogatepass")
+        repaired = text.decode("utf-16", "replace").encode()
+        body = orjson.loads(repaired)
     except (ValueError, RecursionError):
         return None
-    text = json.dumps(found, ensure_ascii=False).encode("utf-16", "surrogatepass")
-    return text.decode("utf-16", "replace").encode()
+    return (body, repaired) if isinstance(body, dict) else None
 
 
 def parse_completion(payload: bytes, body: JSONObject, where: str, model: str) -> ChatCompletion:

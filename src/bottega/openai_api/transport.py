@@ -397,7 +397,7 @@ class StreamProgress:
         for choice in choices:
             if not isinstance(choice, dict) or choice.get("error"):
                 raise self._problem(chunk)
-            if (finish := choice.get("finish_reason")) is not None:
+            if finish := choice.get("finish_reason"):
                 if finish == "error":
                     raise self._problem(chunk)
                 self._ended.add(str(choice.get("index")))
