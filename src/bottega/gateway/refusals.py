@@ -18,19 +18,20 @@ TOO_LONG = re.compile(
     r"|max(imum)?[ _]\w*[ _]?(tokens|length)|exceeds? .*(tokens|length|context)"
 )
 # Names of fields in an error: quoted, or with an underscore.
-QUOTED = re.compile(r"[\"'`](\w+)[\"'`]|\b([a-z]+_\w+)")
+FIELD_NAME = re.compile(r"(?<=[\"'`])\w+(?=[\"'`])|\b[a-z]+_\w+")
 MANY_IMAGES = re.compile(
     r"(?i)too many|number of|(at most|up to|only|maximum of|limit of) (one|\d+) (image|photo)"
 )
 NESTED = re.compile(r"[.\[]")
 USUAL_ROLES, USUAL_FIELDS = {"system", "user", "assistant"}, {"messages", "model", "stream"}
 LENGTH, IMAGES = "length", "images"  # keys that are not field names
-# Answers of a policy about the content, not limits of a model.
+# Codes of a content policy, which is no limit of a model.
 POLICY_CODES = {"content_filter", "content_policy_violation", "moderation_blocked"}
 
 
 def is_too_long(error: BottegaError) -> bool:
-    """Return whether the request exceeds what the tier reads; a code decides before the text."""
+    """Return whether the request has too many tokens or bytes for the tier, by the error's code,
+    its status or, without them, its text."""
     code = getattr(error, "code", None)
     by_status = getattr(error, "status", None) == 413
     is_named = code in TOO_LONG_CODES or isinstance(error, PromptTooLongError)
@@ -71,10 +72,11 @@ def _refused(request: ChatRequest, error: BottegaError) -> dict[str, int]:
     """Return the refused features of the request, with their sizes."""
     features, sizes = _features(request), _sizes(request)
     param = getattr(error, "param", None) or ""
-    named = {NESTED.split(param)[0], *sum(QUOTED.findall(str(error)), ())} - {""}
+    named = {NESTED.split(param)[0], *FIELD_NAME.findall(str(error))} - {""}
     if getattr(error, "code", None) not in TOO_LONG_CODES and (found := features.keys() & named):
         return dict.fromkeys((features[name] for name in found), 0)
-    if request.images and "image" in str(error).lower():  # one that is too large is no limit
+    # An image that is too large or damaged says nothing about other requests.
+    if request.images and "image" in str(error).lower():
         return {IMAGES: sizes[IMAGES]} if MANY_IMAGES.search(str(error)) else {}
     return {LENGTH: sizes[LENGTH]} if is_too_long(error) else {}
 
