@@ -192,7 +192,7 @@ def test_cache_and_replay_settings_are_printed(run: Run) -> None:
     assert "telemetry off" in lines
     assert "limits the defaults" in lines
     more = 'retrieve = "bm25"\nfile = "c.db"\n[replay]\nseconds = 0\n[limits]\nimages = 3\n'
-    more += "[shadow]\nrate = 0.1\ngate = true\n[telemetry]\nenabled = true\n"
+    more += '[shadow]\nrate = 0.1\ngate = true\njudge = "master"\n[telemetry]\nenabled = true\n'
     lines = printed(run, f"{TIERS}{more}", "--port", 9999)
     assert block(lines, "cache", 4) == [
         "cache c.db",
@@ -202,7 +202,8 @@ def test_cache_and_replay_settings_are_printed(run: Run) -> None:
     ]
     assert "replay off" in lines
     assert block(lines, "limits", 2) == ["limits the defaults, except", "images 3"]
-    assert "shadow 0.1 of the apprentices' answers are compared; the gate is on" in lines
+    shadow = "shadow 0.1 of the apprentices' answers are compared; the gate is on; judge: master"
+    assert shadow in lines
     assert "gateway http://127.0.0.1:9999" in lines
     [telemetry] = (line for line in lines if line.startswith("telemetry"))
     assert telemetry.endswith("OTEL_EXPORTER_OTLP_ENDPOINT (not set: http://localhost:4318)")

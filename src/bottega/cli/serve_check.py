@@ -173,7 +173,9 @@ def _serving(config: Config, environment: Mapping[str, str]) -> Rows:
     yield "replay", replay_text if replay.seconds and replay.memory_mb else "off"
     yield from _changed(replay, skip=("seconds", "memory_mb"))
     shadow_text = f"{shadow.rate:g} of the apprentices' answers are compared; the gate is "
-    yield "shadow", shadow_text + ("on" if shadow.gate else "off") if shadow.rate else "off"
+    judge = f"; judge: {shadow.judge}" if shadow.judge else ""
+    shadow_text += ("on" if shadow.gate else "off") + judge
+    yield "shadow", shadow_text if shadow.rate else "off"
     traces = config.traces
     kept = f"{traces.store} of requests, for {traces.keep_days:g} days"
     yield "traces", "off" if traces.store == "none" else kept
