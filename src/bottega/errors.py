@@ -38,6 +38,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 DISTRIBUTION = "bottega-vlm"  # `bottega` on the public index is another project
@@ -216,7 +217,11 @@ class ReplayMissError(GenerationError):
 
 class EndpointError(GenerationError):
     """Failure of an HTTP endpoint. `status` is the HTTP status of the last attempt, None without a
-    response. `retry_after` is the delay that the server requested, in seconds."""
+    response. `retry_after` is the delay that the server requested, in seconds. `detail` is the
+    server's own message, which may quote the request, and `fields` are the texts of its error."""
+
+    detail = ""
+    fields: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,

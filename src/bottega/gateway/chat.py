@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -73,6 +74,8 @@ from bottega.openai_api.streams import (
     has_only_usage,
     to_event,
 )
+
+log = logging.getLogger(__name__)
 
 Land = Callable[[CachedReply], None]
 
@@ -355,6 +358,13 @@ class Gateway:
         return found[0]
 
     async def _answer(self, job: ChatJob, leading: AsyncExitStack, remember: Land) -> Reply:
+        try:
+            return await self._answer_of_tier(job, leading, remember)
+        except BottegaError:
+            await self.finalizer.failed(job)
+            raise
+
+    async def _answer_of_tier(self, job: ChatJob, leading: AsyncExitStack, remember: Land) -> Reply:
         record, request = job.record, job.request
         record.state, record.reason = (
             ("passed_through", job.bypass) if job.bypass else ("answered", "")
@@ -410,6 +420,9 @@ class Gateway:
                 api_error = to_api_error(error)
                 record.state, record.status = "failed", api_error.status
                 record.reason = code_of(error, api_error.code)
+                record.tier_errors.append(f"{call.served.name}: {error}")
+                log.warning("request %s failed during its stream: %s", record.request_id, error)
+                await self.finalizer.failed(job)
                 # The status 200 is sent already, so the error is an event of the stream.
                 yield to_event(api_error.body)
                 return

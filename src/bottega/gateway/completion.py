@@ -310,6 +310,7 @@ class _JobSteps(Generic[Outcome]):
     async def generate(self, served: ServedTier, shown: list[Candidate]) -> Outcome:
         self._call = None  # an error before the call has no tier to replace
         job = self._job
+        job.record.route, job.record.model = served.name, served.upstream.model
         kept = fitting(shown, job.request, served.capabilities)
         if kept and may_search(job, served):
             found = await self._search(served, len(kept))
@@ -413,6 +414,7 @@ class _JobSteps(Generic[Outcome]):
             raise error
         if isinstance(error, MisconfiguredError):
             error.tier = served.name
+        self._job.record.tier_errors.append(f"{served.name}: {error}")
         if self._job.record.has_left():
             raise asyncio.CancelledError from error  # no client: ask no other tier
         if self._retries_without(served, call, error):

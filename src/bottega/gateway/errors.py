@@ -43,6 +43,7 @@ class MisconfiguredError(RejectedError):
     def __init__(self, error: EndpointError) -> None:
         super().__init__(str(error), hint=error.hint, status=502)
         self.retry_after = error.retry_after
+        self.detail, self.fields = error.detail, error.fields
         self.tier = ""
 
     def __str__(self) -> str:

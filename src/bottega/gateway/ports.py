@@ -218,6 +218,8 @@ class RequestRecord:
     variant: str = ""  # of an experiment
     route_reason: str = ""  # why the router chose the tier, and later changes of the tier
     reason: str = ""  # for a failure, or for passing through without routing
+    # The errors of tiers in their own words, which may quote the request: for its trace alone.
+    tier_errors: list[str] = field(default_factory=list)
     shots: int = 0
     similarity: float | None = None
     search: str = ""  # SEARCHED, or why a search had no result

@@ -125,6 +125,7 @@ class Endpoint:
         error = status_error(status, message, self.shown, model, fields, wait)
         if isinstance(error, RejectedError):
             error = RequestRejectedError(error, message, fields)
+        error.detail, error.fields = message, fields
         error.retry_after = wait
         if (advice := headers.get("x-should-retry")) in ("true", "false"):
             error.retryable = advice == "true"
