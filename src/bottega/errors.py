@@ -21,7 +21,8 @@ BottegaError
 │   └── StoreFullError        no space left; earlier data is intact
 └── GenerationError           a model that did not answer
     ├── ModelLoadError        no such model, or not a vision-language model
-    ├── PromptTooLongError    more tokens than the model can read
+    ├── PromptRejectedError   roles or images that the model's chat template does not accept
+    │   └── PromptTooLongError  more tokens than the model can read
     ├── ReplayMissError       the record holds no answer to this request
     └── EndpointError         an HTTP endpoint that failed
         ├── UnreachableError  no connection (retryable)
@@ -207,7 +208,11 @@ class ModelLoadError(GenerationError):
     pass
 
 
-class PromptTooLongError(GenerationError):
+class PromptRejectedError(GenerationError):
+    pass
+
+
+class PromptTooLongError(PromptRejectedError):
     pass
 
 

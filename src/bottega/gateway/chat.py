@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -18,7 +17,7 @@ from bottega.gateway.accounting.limiter import ALL, Access, KeyDefaults, Limiter
 from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.completion import Completer
 from bottega.gateway.decode_budget import CLIENT, DecodeBudget
-from bottega.gateway.errors import code_of, to_api_error, unknown_key
+from bottega.gateway.errors import note_failure, unknown_key
 from bottega.gateway.experiments import Experiment
 from bottega.gateway.finalization import Finalizer, ShadowRunner
 from bottega.gateway.image_fetcher import check_passed_urls
@@ -75,8 +74,6 @@ from bottega.openai_api.streams import (
     to_event,
 )
 
-log = logging.getLogger(__name__)
-
 Land = Callable[[CachedReply], None]
 
 
@@ -131,10 +128,16 @@ class Gateway:
     async def answer(
         self, record: RequestRecord, headers: Mapping[str, str], body: ReadBody
     ) -> Reply:
-        """Return the reply to a request. Raises `ApiError` and the errors of tiers."""
-        reply = await self._reply(record, headers, body)
-        if self.commit is not None and not reply.is_live:
-            await self.commit(record)
+        """Return the reply to a request. Raises `ApiError` and the errors of tiers, before the
+        status of a stream is sent."""
+        try:
+            reply = await self._reply(record, headers, body)
+            if self.commit is not None and not reply.is_live:
+                await self.commit(record)
+        except Exception as error:
+            if not record.streamed:
+                raise
+            return Reply({}, events=_error_event(note_failure(record, error)))
         return reply
 
     async def _reply(
@@ -159,7 +162,7 @@ class Gateway:
         namespace = namespace_of(record.account, overrides)
         await self._check_access(record.account, overrides, namespace)
         # Set after the checks: metrics and ledger must not count rejected names.
-        record.namespace = namespace
+        record.namespace, record.wants_stream = namespace, request.stream
         bypass = bypass_reason(request, self.background)
         if self._passes_urls(request):
             request.keeps_image_urls, bypass = True, bypass or "image urls"
@@ -417,11 +420,8 @@ class Gateway:
                 job.bill.paid(call, completed.usage)
             except BottegaError as error:
                 has_failed = True
-                api_error = to_api_error(error)
-                record.state, record.status = "failed", api_error.status
-                record.reason = code_of(error, api_error.code)
                 record.tier_errors.append(f"{call.served.name}: {error}")
-                log.warning("request %s failed during its stream: %s", record.request_id, error)
+                api_error = note_failure(record, error)
                 await self.finalizer.failed(job)
                 # The status 200 is sent already, so the error is an event of the stream.
                 yield to_event(api_error.body)
@@ -440,6 +440,10 @@ class Gateway:
         if record.stored is not None:  # a comment: clients do not see it
             yield f": stored {record.stored}\n\n".encode()
         yield DONE_EVENT
+
+
+async def _error_event(error: ApiError) -> AsyncGenerator[bytes]:
+    yield to_event(error.body)
 
 
 def _land(completed: ChatCompletion, record: RequestRecord, remember: Land) -> None:

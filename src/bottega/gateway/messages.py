@@ -21,6 +21,7 @@ from bottega.openai_api.errors import ApiError
 from bottega.openai_api.response import joined_text, parse_usage
 
 Block = dict[str, object]
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 STOP_REASONS = {
     "length": "max_tokens",
     "tool_calls": "tool_use",

@@ -56,8 +56,9 @@ class Upstream(Protocol):
     def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
         """Yield the JSON of each chunk, without the final `[DONE]`.
 
-        The last chunk before the usage has a `finish_reason`. A failure before the first chunk may
-        be retried with another tier; a stream that is cut raises `ServerFailedError`.
+        The first chunk comes with the first content: a failure before it may be retried with
+        another tier. The last chunk before the usage has a `finish_reason`; a stream that is cut
+        raises `ServerFailedError`.
         """
         ...
 
@@ -228,7 +229,8 @@ class RequestRecord:
     dismissed_usd: float = 0.0
     stored: str | None = None
     status: int = 200
-    streamed: bool = False
+    wants_stream: bool = False  # the client requested a stream
+    streamed: bool = False  # the status of a stream is sent
 
     @property
     def seconds(self) -> float:

@@ -18,7 +18,6 @@ from bottega.openai_api.client import ChatClient, Convert, Fields, RetryPolicy
 from bottega.openai_api.endpoint import CHAT_PATH, Endpoint
 from bottega.openai_api.errors import WRONG_PROTOCOL
 from bottega.openai_api.fields import data_url_cache, messages_json, sampling_fields
-from bottega.openai_api.transport import Timeouts
 from bottega.types import Prompt, Reply, Samples, Sampling, Usage
 
 ONE_CHOICE_ONLY = re.compile(
@@ -61,9 +60,8 @@ class OpenAIGenerator:
         self.name = self.name_prefix + model
         policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(attempts=retries + 1)
         endpoint = Endpoint.locate(base_url, api_key)
-        timeouts = Timeouts.of(timeout)
         self._client = ChatClient(
-            model, endpoint, timeouts, policy, concurrency, path=self.path, convert=self.convert
+            model, endpoint, timeout, policy, concurrency, path=self.path, convert=self.convert
         )
         self._extra = dict(extra_body or {})
         self._data_url = data_url_cache()

@@ -17,7 +17,6 @@ from bottega.errors import (
     EndpointTimeoutError,
     GarbledError,
     ServerFailedError,
-    SettingError,
     UnreachableError,
 )
 from bottega.openai_api import lazy_aiohttp as aiohttp
@@ -54,26 +53,6 @@ ADDRESS_HINT = "check the network and the address: OPENAI_BASE_URL (or base_url=
 ToError = Callable[[int, JSONObject, Mapping[str, str]], EndpointError]
 
 
-@dataclass(frozen=True)
-class Timeouts:
-    """Time-outs in seconds: `total` to the last byte of one attempt; for streams, `first` to the
-    first event (comments do not count) and `between` from one piece to the next."""
-
-    total: float = 300.0
-    first: float = 120.0
-    between: float = 60.0
-
-    def __post_init__(self) -> None:
-        if not min(self.total, self.first, self.between) > 0:
-            raise SettingError(f"time-outs must be above 0, got {self}", hint="set seconds above 0")
-
-    @classmethod
-    def of(cls, given: float | Timeouts) -> Timeouts:
-        if isinstance(given, Timeouts):
-            return given
-        return cls(given, min(given, cls.first), min(given, cls.between))
-
-
 @dataclass(slots=True)
 class Response:
     status: int
@@ -92,7 +71,8 @@ class Connection:
 
 @dataclass(frozen=True)
 class Connections:
-    """Connections to an endpoint, one session for each event loop."""
+    """Connections to an endpoint, one session for each event loop. `timeout` is that of one attempt
+    to its last byte, streamed or not, whatever arrives meanwhile."""
 
     endpoint: Endpoint
     timeout: float
@@ -226,35 +206,29 @@ class StreamedResponse:
     """Response as a stream of events: `request`, then `events`, and `close` in any case. A response
     that was not read to its end is aborted."""
 
-    def __init__(self, timeouts: Timeouts, where: str, to_error: ToError) -> None:
-        self._timeouts, self._where, self._to_error = timeouts, where, to_error
+    def __init__(self, timeout: float, where: str, to_error: ToError) -> None:
+        self._timeout, self._where, self._to_error = timeout, where, to_error
         self._response: aiohttp.ClientResponse | None = None
-        self._deadline = asyncio.get_running_loop().time() + timeouts.first
 
     async def request(self, session: aiohttp.ClientSession, url: URL, body: bytes) -> None:
         """Send the request. Raises the error of a status other than 2xx."""
-        limit = asyncio.timeout_at(self._deadline)
         try:
-            async with limit:
-                self._response = await session.post(
-                    url,
-                    data=_data(body),
-                    headers={**STREAM_HEADERS, **forwarded_headers()},
-                    allow_redirects=False,
-                    timeout=aiohttp.ClientTimeout(
-                        total=self._timeouts.total,
-                        sock_connect=session.timeout.sock_connect,
-                    ),
-                )
+            self._response = await session.post(
+                url,
+                data=_data(body),
+                headers={**STREAM_HEADERS, **forwarded_headers()},
+                allow_redirects=False,
+            )
         except (aiohttp.ClientError, OSError) as error:
-            raise self._timed_out(error, limit, self._timeouts.first) from None
+            raise _translated(error, self._where, self._timeout) from None
         if self._response.status >= 300:
             body_json = error_body(await self._read())
             raise self._to_error(self._response.status, body_json, self._response.headers)
 
     async def events(self, choices: int) -> AsyncGenerator[bytes]:
-        """Yield the JSON of each event. Raises `ServerFailedError` if the stream ends before each
-        of so many choices does, `GarbledError` for events that are no chunks."""
+        """Yield the JSON of each chunk, the first ones with the first content. Raises
+        `ServerFailedError` if the stream ends before each of so many choices does, `GarbledError`
+        for events that are no chunks."""
         assert self._response is not None
         whole = b""
         if "json" in (kind := self._response.content_type) or "html" in kind:
@@ -307,17 +281,12 @@ class StreamedResponse:
         """Return some bytes, none at the end. Once all choices have ended only the usage can be
         missing: a failure then ends the stream."""
         assert self._response is not None
-        within = self._timeouts.between
-        now = asyncio.get_running_loop().time()
-        limit = asyncio.timeout_at(now + within if progress.has_begun else self._deadline)
         try:
-            async with limit:
-                return await self._response.content.readany()
+            return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
             if progress.is_complete:
                 return b""
-            waited = within if progress.has_begun else self._timeouts.first
-            raise self._timed_out(error, limit, waited) from None
+            raise _translated(error, self._where, self._timeout) from None
 
     async def _drain(self) -> None:
         assert self._response is not None
@@ -331,41 +300,31 @@ class StreamedResponse:
 
     async def _read(self) -> bytes:
         assert self._response is not None
-        limit = asyncio.timeout_at(self._deadline)
         try:
-            async with limit:
-                return await _read_response(self._response, self._where)
+            return await _read_response(self._response, self._where)
         except (aiohttp.ClientError, OSError) as error:
-            raise self._timed_out(error, limit, self._timeouts.first) from None
-
-    def _timed_out(
-        self, error: aiohttp.ClientError | OSError, limit: asyncio.Timeout, waited: float
-    ) -> EndpointError:
-        if not limit.expired():
-            return _translated(error, self._where, self._timeouts.total)
-        return EndpointTimeoutError(
-            f"{self._where} sent nothing for {waited:g} s",
-            hint="raise `timeout`, or look at the server's load",
-        )
+            raise _translated(error, self._where, self._timeout) from None
 
 
 class StreamProgress:
-    """Progress of a streamed answer: whether it has begun, and which choices have ended."""
+    """Progress of a streamed answer: whether it has begun, and which choices have ended. Chunks are
+    held until one has content: until then, another attempt or tier may answer."""
 
     def __init__(self, where: str, to_error: ToError, choices: int) -> None:
         self._where, self._to_error, self._choices = where, to_error, choices
         self._ended: set[str] = set()
         self._half = b""  # of a surrogate pair
-        self.has_begun = False
+        self._held: list[bytes] = []
+        self._has_begun = False
 
     @property
     def is_complete(self) -> bool:
         return len(self._ended) >= self._choices
 
     def take(self, payload: bytes) -> list[bytes]:
-        """Note an event, and return its chunk as valid JSON; none for other events, such as pings.
-        Raises the error that it reports, `GarbledError` if it is no chunk. Errors after the end of
-        the answer are ignored."""
+        """Note an event, and return the chunks to pass on as valid JSON; none for other events,
+        such as pings. Raises the error that it reports, `GarbledError` if it is no chunk. Errors
+        after the end of the answer are ignored."""
         try:
             return self._chunks(self._joined(payload))
         except EndpointError:
@@ -389,11 +348,12 @@ class StreamProgress:
         chunk, payload = parse_reply(payload, self._where)
         choices = chunk.get("choices")
         if choices is None and not chunk.get("error"):
-            # A ping, or the usage alone, which clients expect beside an empty list.
-            return [orjson.dumps({**chunk, "choices": []})] if chunk.get("usage") else []
+            if not chunk.get("usage"):  # a ping
+                return []
+            # The usage alone, which clients expect beside an empty list.
+            choices, payload = [], orjson.dumps({**chunk, "choices": []})
         if chunk.get("error") or not isinstance(choices, list):
             raise self._problem(chunk)
-        self.has_begun = True
         for choice in choices:
             if not isinstance(choice, dict) or choice.get("error"):
                 raise self._problem(chunk)
@@ -401,7 +361,10 @@ class StreamProgress:
                 if finish == "error":
                     raise self._problem(chunk)
                 self._ended.add(str(choice.get("index")))
-        return [payload]
+            self._has_begun = self._has_begun or bool(finish) or _has_content(choice.get("delta"))
+        self._held.append(payload)
+        held, self._held = (self._held, []) if self._has_begun else ([], self._held)
+        return held
 
     def end(self, *, announced: bool = False) -> list[bytes]:
         """Raise `ServerFailedError` if the answer is incomplete. A server that sends `[DONE]` may
@@ -409,12 +372,18 @@ class StreamProgress:
         answer may be cut off, so that it is neither stored nor repeated."""
         if self.is_complete or (announced and self._ended):
             return []
-        if not (announced and self.has_begun):
+        if not (announced and (self._has_begun or self._held)):
             raise _cut(self._where)
         choice = {"index": 0, "delta": {}, "finish_reason": "length"}
-        return [orjson.dumps({"object": "chat.completion.chunk", "choices": [choice]})]
+        last = orjson.dumps({"object": "chat.completion.chunk", "choices": [choice]})
+        return [*self._held, last]
 
     def _problem(self, chunk: JSONObject) -> EndpointError:
         if failure := reported_failure(chunk):
             return self._to_error(*failure, NO_HEADERS)
         return GarbledError(f"{self._where} sent an event without choices", hint=WRONG_PROTOCOL)
+
+
+def _has_content(delta: object) -> bool:
+    """Return whether a piece of an answer has more than its role: text, reasoning, a tool call."""
+    return isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role")
