@@ -18,7 +18,7 @@ from aiohttp import web
 from bottega.gateway import asgi
 from bottega.gateway.asgi import App, ChatEndpoint
 from tests.gateway.harness import Harness, client, harness, user_messages
-from tests.gateway.upstreams import CHUNKS, events, lines, seen, signal_on_disconnect, upstream
+from tests.gateway.upstreams import CHUNKS, events, lines, signal_on_disconnect, upstream
 from tests.server import Answer, Server, ok, refuse
 
 COMMENT, PING = b": keep-alive\n\n", b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -224,8 +224,8 @@ async def test_client_that_leaves_after_a_keep_alive_cancels_the_call(
     with harness(tmp_path, apprentice=upstream(endpoint), keep_alive=0.03) as server:
         with stream(server, "chat/completions") as response:
             read_until(response, COMMENT)
-        assert await seen(gone)
-        record = server.wait(1)
+        assert await asyncio.to_thread(gone.wait, 60)
+        record = await asyncio.to_thread(server.wait, 1)
     assert (record.state, record.status, record.reason) == ("failed", 499, "client left")
 
 
