@@ -7,7 +7,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -258,6 +258,7 @@ RESPONSES = ("/v1/responses", "/responses")
 MESSAGES = ("/v1/messages",)
 COMPLETIONS = ("/v1/completions", "/completions")
 EMBEDDINGS = ("/v1/embeddings", "/embeddings")
+CHAT_PATHS = {*CHAT, *RESPONSES, *COMPLETIONS, *EMBEDDINGS}
 CREATED = 1767225600  # creation time of the virtual models: clients need a number
 
 
@@ -278,6 +279,51 @@ def endpoints_by_path(gateway: Gateway, chat_endpoint: ChatEndpoint) -> dict[str
         | dict.fromkeys(COMPLETIONS, completions)
         | dict.fromkeys(EMBEDDINGS, embeddings)
     )
+
+
+PREFLIGHT_SECONDS = 600
+
+
+def allowed_origin(scope: Scope, origins: Collection[str]) -> bytes:
+    """Return the origin of the web page that calls the API, empty if it is not one of `origins`.
+    Pages of other sites never reach the console and the administration API."""
+    if not origins or scope["type"] != "http":
+        return b""
+    path = scope["path"]
+    origin: bytes = dict(scope["headers"]).get(b"origin", b"")
+    is_api = path.startswith("/v1/") or path in CHAT_PATHS
+    return origin if is_api and origin.decode("latin-1") in origins else b""
+
+
+def preflight_response(scope: Scope) -> Response:
+    """Return the permission of the request that a page wants to send. It does not allow cookies:
+    keys are in headers."""
+    wanted = dict(scope["headers"]).get(b"access-control-request-headers", b"")
+    headers = {
+        "access-control-allow-methods": "GET, POST, DELETE",
+        "access-control-allow-headers": wanted.decode("latin-1"),
+        "access-control-max-age": str(PREFLIGHT_SECONDS),
+    }
+    return Response(status_code=204, headers=headers)
+
+
+def readable_by(origin: bytes, send: Send) -> Send:
+    """Return a `send` that lets a page of this origin read the reply and its headers."""
+
+    async def send_readable(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            names = {name.lower() for name, _ in headers}
+            exposed = sorted(name for name in names if name.startswith((b"x-", b"retry-after")))
+            headers += [
+                (b"access-control-allow-origin", origin),
+                (b"access-control-expose-headers", b", ".join(exposed)),
+                (b"vary", b"origin"),
+            ]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_readable
 
 
 class App:

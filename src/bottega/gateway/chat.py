@@ -111,6 +111,7 @@ class Gateway:
     stored: StoredReplies | None = None
     fetch: Fetch | None = None
     allowed_hosts: Collection[str] = ()
+    allowed_origins: Collection[str] = ()
     decoding: DecodeBudget = field(default_factory=DecodeBudget)
     more_fields: frozenset[str] = frozenset()
     background: re.Pattern[str] = field(default_factory=lambda: re.compile(BACKGROUND))
@@ -214,7 +215,7 @@ class Gateway:
     def check_key(self, headers: Mapping[str, str]) -> Account:
         """Return the account of the key in the headers. Raises `ApiError`."""
         if self.authenticate is None:
-            check_origin(headers.get("origin"), self.allowed_hosts)
+            check_origin(headers.get("origin"), self.allowed_hosts, self.allowed_origins)
             return ANONYMOUS
         key = bearer_token(headers)
         account = self.authenticate(key or None)

@@ -72,7 +72,8 @@ MB = 1 << 20
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """[gateway]: network addresses and the data folder."""
+    """[gateway]: network addresses and the data folder. `allowed_origins` are the origins of web
+    pages that may call the API from a browser."""
 
     host: str = "127.0.0.1"
     port: Port = 8000
@@ -81,6 +82,7 @@ class ServerSettings:
     drain_seconds: NonNegativeFloat = 30.0
     max_concurrent: PositiveInt = 256
     allowed_hosts: TextList = ()
+    allowed_origins: TextList = ()
     metrics_host: str = "127.0.0.1"
     metrics_port: Port | None = None
     finish_seconds: NonNegativeFloat = 60.0

@@ -244,6 +244,7 @@ def _gateway_server(
         response_cache=response_cache,
         fetch=build_fetch(config.limits),
         allowed_hosts=config.gateway.allowed_hosts,
+        allowed_origins=config.gateway.allowed_origins,
         decoding=decoding,
         more_fields=frozenset(config.limits.fields),
         experiment=build_experiment(config),
