@@ -26,7 +26,7 @@ from bottega.gateway.completions import completions_endpoint
 from bottega.gateway.embeddings import EmbeddingsEndpoint
 from bottega.gateway.errors import CLOSING, code_of, error_response, to_api_error, unknown_model
 from bottega.gateway.messages import error_body as messages_error
-from bottega.gateway.messages import messages_endpoint
+from bottega.gateway.messages import messages_endpoint, token_count_endpoint
 from bottega.gateway.ports import Answer, Receive, Reply, RequestRecord, Scope, Send
 from bottega.gateway.requests import Limits, check_host
 from bottega.gateway.response_store import not_stored, unknown_response
@@ -256,6 +256,7 @@ async def _send_shutdown_error(send: Send, record: RequestRecord, body: bytes) -
 CHAT = ("/v1/chat/completions", "/chat/completions")
 RESPONSES = ("/v1/responses", "/responses")
 MESSAGES = ("/v1/messages",)
+TOKEN_COUNT = "/v1/messages/count_tokens"
 COMPLETIONS = ("/v1/completions", "/completions")
 EMBEDDINGS = ("/v1/embeddings", "/embeddings")
 CHAT_PATHS = {*CHAT, *RESPONSES, *COMPLETIONS, *EMBEDDINGS}
@@ -272,10 +273,12 @@ def endpoints_by_path(gateway: Gateway, chat_endpoint: ChatEndpoint) -> dict[str
     messages = replace(
         chat_endpoint, answer=messages_endpoint(chat).answer, error_body=messages_error
     )
+    token_count = replace(messages, answer=token_count_endpoint(gateway.count_tokens).answer)
     return (
         dict.fromkeys(CHAT, chat_endpoint)
         | dict.fromkeys(RESPONSES, responses)
         | dict.fromkeys(MESSAGES, messages)
+        | {TOKEN_COUNT: token_count}
         | dict.fromkeys(COMPLETIONS, completions)
         | dict.fromkeys(EMBEDDINGS, embeddings)
     )

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from time import perf_counter
 
+import orjson
+
 from bottega._util.caching import LeaderFlight
 from bottega.errors import BottegaError, EmbeddingError, SettingError, StoreError
 from bottega.gateway.accounting.limiter import ALL, Access, KeyDefaults, Limiter
@@ -141,7 +143,7 @@ class Gateway:
         # Before the body is read: a client without a valid key must not fill the memory.
         await self.admit(record, headers)
         raw = await body()
-        given = {name: value for name, value in headers.items() if name.startswith(PREFIX)}
+        given = overrides_of(headers)
         options = (f"{name}={value}" for name, value in sorted(given.items()))
         # A repeat skips the checks below, so everything that they depend on is part of its key.
         tiers = self.access.tiers_of(record.account)
@@ -151,13 +153,8 @@ class Gateway:
         repeated = cache.bodies.get(raw, scope)
         if repeated is not None and (reply := cache.replies.get(repeated.key)) is not None:
             return replayed(record, repeated, reply)
-        request = self.limits.read(raw)
-        request.body = allowed_fields(request.body, self.more_fields)
-        overrides = self._overrides(request.model, tuple(given.items()))
-        namespace = namespace_of(record.account, overrides)
-        await self._check_access(record.account, overrides, namespace)
-        # Set after the checks: metrics and ledger must not count rejected names.
-        record.namespace = namespace
+        request, overrides = await self._read(record, raw, given)
+        namespace = record.namespace
         bypass = bypass_reason(request, self.background)
         if self._passes_urls(request):
             request.keeps_image_urls, bypass = True, bypass or "image urls"
@@ -211,6 +208,33 @@ class Gateway:
                     flight.reply = reply
 
             return await self._answer(job, leading.pop_all(), remember)
+
+    async def _read(
+        self, record: RequestRecord, raw: bytes, given: Mapping[str, str]
+    ) -> tuple[ChatRequest, Overrides]:
+        """Return a body and its overrides, of which `given` are the headers. Raises `ApiError`."""
+        request = self.limits.read(raw)
+        request.body = allowed_fields(request.body, self.more_fields)
+        overrides = self._overrides(request.model, tuple(given.items()))
+        namespace = namespace_of(record.account, overrides)
+        await self._check_access(record.account, overrides, namespace)
+        # Set after the checks: metrics and ledger must not count rejected names.
+        record.namespace = namespace
+        return request, overrides
+
+    async def count_tokens(
+        self, record: RequestRecord, headers: Mapping[str, str], body: ReadBody
+    ) -> Reply:
+        """Return an estimate of a request's prompt tokens, `input_tokens`, without demonstrations
+        and without a call. Raises `ApiError`."""
+        await self.admit(record, headers)
+        request, overrides = await self._read(record, await body(), overrides_of(headers))
+        tiers = {served.name: served for served in self.completer.served}
+        served = tiers.get(overrides.tier or "", self.completer.served[-1])
+        record.state, record.reason = "passed_through", "token count"
+        estimates, model = self.finalizer.estimates, served.upstream.model
+        tokens = max(1, estimates.prompt(model, request.prompt_tokens))
+        return Reply({}, orjson.dumps({"input_tokens": tokens}))
 
     def check_key(self, headers: Mapping[str, str]) -> Account:
         """Return the account of the key in the headers. Raises `ApiError`."""
@@ -428,6 +452,10 @@ class Gateway:
         if record.stored is not None:  # a comment: clients do not see it
             yield f": stored {record.stored}\n\n".encode()
         yield DONE_EVENT
+
+
+def overrides_of(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.startswith(PREFIX)}
 
 
 def _land(completed: ChatCompletion, record: RequestRecord, remember: Land) -> None:
