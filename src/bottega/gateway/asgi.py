@@ -424,6 +424,7 @@ class App:
 
     async def _stored_response(self, request: Request) -> Response:
         account, id = self._gateway.check_key(request.headers), request.path_params["name"]
+        await self._gateway.check_rate(account)
         if (store := self._gateway.response_store) is None:
             raise not_stored()
         try:

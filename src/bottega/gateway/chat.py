@@ -272,6 +272,15 @@ class Gateway:
         self.access.enter(account)
         # Only after `enter`: a rejected request must not lower the count when it ends.
         record.entered = True
+        await self._check_limits(account)
+        record.reservation = self.limiter.reservation(account)
+
+    async def check_rate(self, account: Account) -> None:
+        """Count a request that costs nothing, such as one for a file, towards the rate of its key.
+        Raises `ApiError`."""
+        await self._check_limits(replace(account, usd_per_month=None))
+
+    async def _check_limits(self, account: Account) -> None:
         if (wait := await self.limiter.admit(account)) is not None:
             raise ApiError(
                 f"this key may send {account.requests_per_minute} requests per minute;"
@@ -284,7 +293,6 @@ class Gateway:
                 },
                 hint="wait, or ask the operator for more requests per minute",
             )
-        record.reservation = self.limiter.reservation(account)
 
     async def _check_access(self, account: Account, overrides: Overrides, namespace: str) -> None:
         if overrides.tier is not None:

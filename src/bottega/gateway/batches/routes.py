@@ -89,6 +89,7 @@ def _handle(
                 hint="ask the operator for a gateway without [state] and with"
                 " batches.concurrency above 0, or send the requests one by one",
             )
+        await gateway.check_rate(account)
         try:
             found = await handler(request, account, store)
         except ApiError as error:
