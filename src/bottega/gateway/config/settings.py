@@ -215,12 +215,14 @@ class TraceSettings:
 class BatchSettings:
     """[batches]: files and batches. `concurrency` is the number of requests of all batches in
     progress. A file has at most `file_mb` and `max_requests` requests, all files of a key at most
-    `storage_mb`. A batch expires after `expire_hours`, a file after `keep_days`."""
+    `storage_mb`. A key has at most `max_files` files and as many batches. A batch expires after
+    `expire_hours`, a file after `keep_days`."""
 
     concurrency: NonNegativeInt = 4
     max_requests: PositiveInt = 50_000
     file_mb: PositiveInt = 200
     storage_mb: PositiveInt = 1000
+    max_files: PositiveInt = 10_000
     expire_hours: PositiveFloat = 24.0
     keep_days: PositiveFloat = 30.0
 
