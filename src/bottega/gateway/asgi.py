@@ -285,6 +285,27 @@ def endpoints_by_path(gateway: Gateway, chat_endpoint: ChatEndpoint) -> dict[str
 
 
 PREFLIGHT_SECONDS = 600
+CONSOLE = "/ui"
+
+
+def is_console(path: str) -> bool:
+    return path == CONSOLE or path.startswith(f"{CONSOLE}/")
+
+
+def unframed(send: Send) -> Send:
+    """Return a `send` that forbids other pages to show the response in a frame, where a user could
+    be made to click on it. Errors of the server itself have no other headers for it."""
+
+    async def send_unframed(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            headers.append((b"x-frame-options", b"DENY"))
+            if b"content-security-policy" not in dict(headers):
+                headers.append((b"content-security-policy", b"frame-ancestors 'none'"))
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_unframed
 
 
 def allowed_origin(scope: Scope, origins: Collection[str]) -> bytes:
@@ -372,6 +393,8 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app: ASGIApp = self._rest
         if scope["type"] == "http":
+            if is_console(scope["path"]):
+                send = unframed(send)
             try:
                 self._check(scope)
             except ApiError as error:
@@ -386,7 +409,9 @@ class App:
         # Probes and Prometheus send the address or service name of the machine.
         is_for_metrics = self._is_for_metrics(scope)
         exempt = scope["path"] == "/healthz" or is_for_metrics
-        if self._gateway.authenticate is None and not exempt:
+        # With keys, only the console has a list of names: its cookies belong to a name.
+        hosts = self._gateway.allowed_hosts if is_console(scope["path"]) else ()
+        if (self._gateway.authenticate is None or hosts) and not exempt:
             host_header = dict(scope["headers"]).get(b"host")
             host = None if host_header is None else host_header.decode("latin-1")
             check_host(host, self._gateway.allowed_hosts)

@@ -56,11 +56,11 @@ def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
         return
     if not _is_local(host, allowed):
         raise ApiError(
-            f"the host name is not allowed without an API key, got {host_name(host)[:100]!r}",
+            f"the host name is not allowed, got {host_name(host)[:100]!r}",
             status=403,
             code="host_forbidden",
-            hint="use localhost, add the name to gateway.allowed_hosts, or run bottega keys add"
-            " NAME and restart the gateway",
+            hint="use localhost or add the name to gateway.allowed_hosts; for the API, run bottega"
+            " keys add NAME and restart the gateway: with keys it accepts every name",
         )
 
 
