@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from bottega.gateway.messages_input import MessagesTranslation, translate
+from bottega.gateway.messages_input import MessagesTranslation, translate, translate_prompt
 from bottega.gateway.ports import Answer, RequestRecord
 from bottega.gateway.translation import (
     FieldNames,
@@ -55,6 +55,18 @@ def messages_endpoint(chat: Answer) -> TranslatedEndpoint[MessagesTranslation]:
         chat,
         stateless(translate),
         lambda payload, record, request: _message_body(payload, record),
+        lambda record, request: MessageEvents(record),
+        FieldNames(NAMES, "messages", "Messages reference"),
+    )
+
+
+def token_count_endpoint(count: Answer) -> TranslatedEndpoint[MessagesTranslation]:
+    """Return the handler that counts a request's tokens on top of `count`, that of a chat body,
+    which replies `input_tokens`."""
+    return TranslatedEndpoint(
+        count,
+        stateless(translate_prompt),
+        lambda payload, record, request: payload,
         lambda record, request: MessageEvents(record),
         FieldNames(NAMES, "messages", "Messages reference"),
     )
