@@ -153,9 +153,10 @@ class Endpoint:
         """Return the error for a failed request; `body` is the error's JSON, empty if there was
         none. The server's advice in the headers decides whether and when to retry."""
         message, wait = self.display(error_message(body)), requested_wait(headers)
-        found = body.get("error")
+        found = body.get("error", body)  # some servers have the fields at the top
         words = found.items() if isinstance(found, dict) else ()
-        fields = {name: self.display(word) for name, word in words if isinstance(word, str)}
+        # Clients read numbers as texts, too.
+        fields = {name: self.display(str(word)) for name, word in words if type(word) in (str, int)}
         error = status_error(status, message, self.shown, model, fields, wait)
         if isinstance(error, RejectedError):
             error = RequestRejectedError(error, message, fields)
