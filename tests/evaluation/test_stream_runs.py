@@ -23,7 +23,7 @@ from bottega.evaluation.stream_summary import CurvePoint, summarize_streams
 from bottega.generation import ReplayGenerator, ScriptedGenerator
 from bottega.protocols import Tier
 from bottega.recipes.cache_retrieval import CacheRetrieval
-from bottega.types import Prompt
+from bottega.types import Example, Prompt
 from tests.builders import example
 from tests.knowledge.doubles import SeededEmbedder
 
@@ -107,6 +107,31 @@ async def test_stream_shows_only_earlier_answers_of_the_master(data: Benchmark) 
     first = next(one.index for one in result.scored if one.tier == "master")
     assert [one.score for one in result.scored] == [0.0] * first + [1.0] * (12 - first)
     assert [one.index for one in result.scored] == list(range(12))
+
+
+async def test_master_answers_first_with_half_of_its_calls() -> None:
+    """The rest of its calls are spread over the rest of the stream."""
+    items = [example("a", shade) for shade in range(200)]
+    data = labelled_benchmark("d", [example("b", 200)], items)
+    stream = Stream(Curve(), 0.8, 1)
+    made = setup(data, apprentice(), router="half-first")
+    tiers = [one.tier for one in (await run_streams(made, [stream], concurrency=1))[stream].scored]
+    assert tiers[:80] == ["master"] * 80
+    assert tiers.count("master") == pytest.approx(160, abs=16)
+
+
+async def test_random_control_shows_any_answer_but_that_of_the_own_question(
+    data: Benchmark,
+) -> None:
+    item = data.items[0]
+    own = replace(item, id="own", query=replace(item.query, id=None))
+    other = Example(replace(own.query, text="Another question?"), "b", id="other")
+    one = replace(data, items=(item,))
+    stream = Stream(Curve("warm", control="random"), 0, 1)
+    for seed in range(8):
+        made = setup(one, apprentice(), corpus=[own, other], orders=[[0]], seed=seed)
+        [scored] = (await run_streams(made, [stream], concurrency=1))[stream].scored
+        assert scored.answer.text == "b"
 
 
 async def test_controls_and_figures(data: Benchmark) -> None:
