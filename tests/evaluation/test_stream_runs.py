@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -121,18 +122,17 @@ async def test_master_answers_first_with_half_of_its_calls() -> None:
     assert tiers.count("master") == pytest.approx(160, abs=16)
 
 
-async def test_random_control_shows_any_answer_but_that_of_the_own_question(
-    data: Benchmark,
-) -> None:
-    item = data.items[0]
-    own = replace(item, id="own", query=replace(item.query, id=None))
-    other = Example(replace(own.query, text="Another question?"), "b", id="other")
-    one = replace(data, items=(item,))
-    stream = Stream(Curve("warm", control="random"), 0, 1)
-    for seed in range(8):
-        made = setup(one, apprentice(), corpus=[own, other], orders=[[0]], seed=seed)
+async def test_random_control_shows_any_answer_but_that_of_the_own_question() -> None:
+    own, far = example("a", 0), example("c", 9)
+    near = Example(replace(own.query, text="Another question?"), "b", id="near")
+    data = labelled_benchmark("d", [near, far], [own])
+    shown: dict[str | None, set[str]] = {"random": set(), None: set()}
+    for control, seed in product(shown, range(8)):
+        stream = Stream(Curve("warm", control=control), 0, 1)  # type: ignore[arg-type]
+        made = setup(data, apprentice(), corpus=[own, near, far], orders=[[0]], seed=seed)
         [scored] = (await run_streams(made, [stream], concurrency=1))[stream].scored
-        assert scored.answer.text == "b"
+        shown[control].add(scored.answer.text)
+    assert shown == {"random": {"b", "c"}, None: {"c"}}  # a search excludes the same image
 
 
 async def test_controls_and_figures(data: Benchmark) -> None:

@@ -161,6 +161,7 @@ def test_files_are_private_to_their_key(endpoint: Server, tmp_path: Path) -> Non
     ):
         files = [upload(ours, content) for _ in range(3)]
         assert ours.files.content(files[0].id).read() == content
+        assert (tmp_path / "files").stat().st_mode & 0o777 == 0o700
         shown = ours.files.retrieve(files[0].id)
         assert (shown.filename, shown.bytes, shown.purpose) == (
             "batch.jsonl",
