@@ -122,6 +122,15 @@ async def test_master_answers_first_with_half_of_its_calls() -> None:
     assert tiers.count("master") == pytest.approx(160, abs=16)
 
 
+@pytest.mark.parametrize("router", ["coin", "coverage", "half-first"])
+async def test_streams_of_one_model_ask_no_other(data: Benchmark, router: str) -> None:
+    made = setup(data, apprentice(), router=router)
+    streams = [Stream(Curve(), rate, 1) for rate in (0, 1)]
+    results = await run_streams(made, streams, concurrency=1)
+    tiers = [{one.tier for one in results[stream].scored} for stream in streams]
+    assert tiers == [{"apprentice"}, {"master"}]
+
+
 async def test_random_control_shows_any_answer_but_that_of_the_own_question() -> None:
     own, far = example("a", 0), example("c", 9)
     near = Example(replace(own.query, text="Another question?"), "b", id="near")
