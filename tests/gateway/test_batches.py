@@ -28,6 +28,8 @@ from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.batches.lines import MAX_ERRORS, Line, read_lines
 from bottega.gateway.batches.records import StoredFile
+from bottega.gateway.batches.runner import DAY, HOUR
+from bottega.gateway.batches.store import FILE as BATCHES_FILE
 from bottega.gateway.batches.store import BatchStore
 from bottega.gateway.config.settings import BatchSettings
 from bottega.gateway.running.build import build
@@ -144,6 +146,9 @@ def test_batch_fills_the_cache(endpoint: Server, tmp_path: Path) -> None:
         assert int(shown.headers["x-bottega-demonstrations"]) > 0
         assert [one.id for one in real.batches.list()] == [batch.id]
     assert [state for _, state, _ in entries(tmp_path)] == ["answered"] * 4
+    # Outputs are in the file alone: a deleted file leaves none behind.
+    with closing(sqlite3.connect(tmp_path / BATCHES_FILE)) as connection:
+        assert connection.execute("SELECT count(*) FROM results").fetchone() == (0,)
 
 
 def test_files_are_private_to_their_key(endpoint: Server, tmp_path: Path) -> None:
@@ -157,6 +162,7 @@ def test_files_are_private_to_their_key(endpoint: Server, tmp_path: Path) -> Non
     ):
         files = [upload(ours, content) for _ in range(3)]
         assert ours.files.content(files[0].id).read() == content
+        assert (tmp_path / "files").stat().st_mode & 0o777 == 0o700
         shown = ours.files.retrieve(files[0].id)
         assert (shown.filename, shown.bytes, shown.purpose) == (
             "batch.jsonl",
@@ -319,6 +325,21 @@ def test_overloaded_upstream_is_asked_again_but_a_spent_budget_is_final(
             failed = ended(other, start(other, chat_lines("a", model="bottega")))
             found = rows(other, failed.error_file_id)["a"]["response"]
     assert (found["status_code"], found["body"]["error"]["code"]) == (429, "insufficient_quota")
+
+
+def test_paused_upstream_is_asked_again(endpoint: Server, tmp_path: Path) -> None:
+    """The failures of a client pause the tier before the batch starts."""
+    with gateway(tmp_path, endpoint) as url, client(url) as real:
+        endpoint.answers = [refuse(500)]
+        paused = ""
+        while paused != "upstream_paused":
+            with pytest.raises(openai.InternalServerError) as failed:
+                real.chat.completions.create(**chat_lines("client")[0]["body"])
+            paused = str(failed.value.code)
+        endpoint.answers = [ok("fine")]
+        done = ended(real, start(real, chat_lines("a")))
+        assert done.output_file_id and not done.error_file_id
+        assert list(rows(real, done.output_file_id)) == ["a"]
 
 
 def test_batch_continues_after_a_restart(endpoint: Server, tmp_path: Path) -> None:
@@ -596,6 +617,22 @@ def test_invalid_batches_are_rejected_by_field(
     with pytest.raises(openai.BadRequestError) as refused:
         shared.batches.create(**fields)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("seconds", "lifetime"),
+    [(60, HOUR), (2 * HOUR, 2 * HOUR), (400 * DAY, 30 * DAY)],
+)
+def test_lifetime_of_a_file_is_limited(
+    shared: openai.OpenAI, seconds: int, lifetime: float
+) -> None:
+    file = shared.files.create(
+        file=b"{}",
+        purpose="batch",
+        expires_after={"anchor": "created_at", "seconds": int(seconds)},
+    )
+    assert (file.expires_at or 0) - file.created_at == lifetime
+    assert shared.files.retrieve(file.id).expires_at == file.expires_at
 
 
 def test_other_purposes_are_rejected(shared: openai.OpenAI) -> None:

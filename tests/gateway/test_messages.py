@@ -238,6 +238,22 @@ def test_stream_of_text(gateway: Harness, server: doubles.Server) -> None:
     assert final.usage.output_tokens > 0 and final.usage.input_tokens > 0
 
 
+def test_streamed_refusal_is_the_text_and_the_reason(
+    gateway: Harness, server: doubles.Server
+) -> None:
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    chunks = (delta(refusal="I can"), delta(refusal="not."), delta(content=""), end)
+    server.answers = [events(lines(*chunks))]
+    with (
+        client(gateway) as real,
+        real.messages.stream(
+            model="bottega/master", max_tokens=9, messages=[{"role": "user", "content": "hi"}]
+        ) as stream,
+    ):
+        final = stream.get_final_message()
+    assert (storable_text(final), final.stop_reason) == ("I cannot.", "refusal")
+
+
 RAW = {
     "message_start",
     "content_block_start",
