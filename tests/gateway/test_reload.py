@@ -46,7 +46,11 @@ max_concurrent = 3
 def changed(config: Config, more: str = CHANGED) -> Config:
     new = gateway_config(config.gateway.data, "http://localhost:9/v1", more)
     listening = dataclasses.replace(
-        new.gateway, max_concurrent=5, allowed_hosts=("gate.local",), finish_seconds=9.0
+        new.gateway,
+        max_concurrent=5,
+        allowed_hosts=("gate.local",),
+        allowed_origins=("https://app.example",),
+        finish_seconds=9.0,
     )
     small, large = new.tiers
     repriced = dataclasses.replace(small, price=(7.0, 7.0), timeout=3.0)
@@ -66,6 +70,7 @@ async def test_reload_applies_settings_and_logs_the_others(
     assert (gateway.limits.images, gateway.limits.request_pixels) == (2, 1000)
     assert gateway.limits.body_mb == 20
     assert gateway.allowed_hosts == ("gate.local",)
+    assert gateway.allowed_origins == ("https://app.example",)
     assert gateway.more_fields == {"guided_choice"}
     assert (gateway_server.app.limit, gateway.completer.finish_seconds) == (5, 9.0)
     assert (before, gateway_server.tier_set.prices("qwen", Usage(1_000_000, 0))) == (1.0, 7.0)

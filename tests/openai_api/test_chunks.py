@@ -268,14 +268,14 @@ def test_complete_answers_of_other_protocols_are_repeatable(finish: str) -> None
 
 
 def test_parallel_calls_with_one_index_stay_apart() -> None:
-    def piece(arguments: str, **more: str) -> dict[str, Any]:
-        call = {"index": 0, "function": {"arguments": arguments}, **more}
+    def piece(arguments: str, name: str | None = None, **more: str) -> dict[str, Any]:
+        call = {"index": 0, "function": {"name": name, "arguments": arguments}, **more}
         return {"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}
 
     chunks = [
-        piece('{"city": "', id="a"),
+        piece('{"city": "', "weather", id="a"),
         piece('Rome"}'),
-        piece('{"city": ', id="b"),
+        piece('{"city": ', "weather", id="b"),
         piece('"Oslo"}', id="b"),
         {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]},
     ]

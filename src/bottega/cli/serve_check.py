@@ -84,6 +84,8 @@ def _tier(
         variable = key_variable(tier)
         state = "set" if environment.get(variable or "") else "NOT set"
         yield "  key", f"{variable} {state}" if variable else "none"
+        if names := [name for _, name in tier.header_names]:
+            yield "  headers", ", ".join(names)
     yield "  shots", _shots(config.shots(tier))
     yield "  supports", _capabilities(tier)
     if tier.search != "none":

@@ -6,7 +6,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -31,7 +31,7 @@ from bottega.gateway.errors import (
     to_api_error,
     unknown_model,
 )
-from bottega.gateway.messages import PING, messages_endpoint
+from bottega.gateway.messages import PING, messages_endpoint, token_count_endpoint
 from bottega.gateway.messages import error_body as messages_error
 from bottega.gateway.ports import Answer, Receive, Reply, RequestRecord, Scope, Send
 from bottega.gateway.requests import Limits, check_host
@@ -316,8 +316,10 @@ class ReplySender:
 CHAT = ("/v1/chat/completions", "/chat/completions")
 RESPONSES = ("/v1/responses", "/responses")
 MESSAGES = ("/v1/messages",)
+TOKEN_COUNT = "/v1/messages/count_tokens"
 COMPLETIONS = ("/v1/completions", "/completions")
 EMBEDDINGS = ("/v1/embeddings", "/embeddings")
+CHAT_PATHS = {*CHAT, *RESPONSES, *COMPLETIONS, *EMBEDDINGS}
 CREATED = 1767225600  # creation time of the virtual models: clients need a number
 
 
@@ -335,13 +337,81 @@ def endpoints_by_path(gateway: Gateway, chat_endpoint: ChatEndpoint) -> dict[str
         error_event=lambda error: b"event: error\n" + to_event(messages_error(error)),
         keep_alive=PING,
     )
+    token_count = replace(messages, answer=token_count_endpoint(gateway.count_tokens).answer)
     return (
         dict.fromkeys(CHAT, chat_endpoint)
         | dict.fromkeys(RESPONSES, responses)
         | dict.fromkeys(MESSAGES, messages)
+        | {TOKEN_COUNT: token_count}
         | dict.fromkeys(COMPLETIONS, completions)
         | dict.fromkeys(EMBEDDINGS, embeddings)
     )
+
+
+PREFLIGHT_SECONDS = 600
+CONSOLE = "/ui"
+
+
+def is_console(path: str) -> bool:
+    return path == CONSOLE or path.startswith(f"{CONSOLE}/")
+
+
+def unframed(send: Send) -> Send:
+    """Return a `send` that forbids other pages to show the response in a frame, where a user could
+    be made to click on it. Errors of the server itself have no other headers for it."""
+
+    async def send_unframed(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            headers.append((b"x-frame-options", b"DENY"))
+            if b"content-security-policy" not in dict(headers):
+                headers.append((b"content-security-policy", b"frame-ancestors 'none'"))
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_unframed
+
+
+def allowed_origin(scope: Scope, origins: Collection[str]) -> bytes:
+    """Return the origin of the web page that calls the API, empty if it is not one of `origins`.
+    Pages of other sites never reach the console and the administration API."""
+    if not origins or scope["type"] != "http":
+        return b""
+    path = scope["path"]
+    origin: bytes = dict(scope["headers"]).get(b"origin", b"")
+    is_api = path.startswith("/v1/") or path in CHAT_PATHS
+    return origin if is_api and origin.decode("latin-1") in origins else b""
+
+
+def preflight_response(scope: Scope) -> Response:
+    """Return the permission of the request that a page wants to send. It does not allow cookies:
+    keys are in headers."""
+    wanted = dict(scope["headers"]).get(b"access-control-request-headers", b"")
+    headers = {
+        "access-control-allow-methods": "GET, POST, DELETE",
+        "access-control-allow-headers": wanted.decode("latin-1"),
+        "access-control-max-age": str(PREFLIGHT_SECONDS),
+    }
+    return Response(status_code=204, headers=headers)
+
+
+def readable_by(origin: bytes, send: Send) -> Send:
+    """Return a `send` that lets a page of this origin read the reply and its headers."""
+
+    async def send_readable(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            names = {name.lower() for name, _ in headers}
+            exposed = sorted(name for name in names if name.startswith((b"x-", b"retry-after")))
+            headers += [
+                (b"access-control-allow-origin", origin),
+                (b"access-control-expose-headers", b", ".join(exposed)),
+                (b"vary", b"origin"),
+            ]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_readable
 
 
 class App:
@@ -387,6 +457,8 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app: ASGIApp = self._rest
         if scope["type"] == "http":
+            if is_console(scope["path"]):
+                send = unframed(send)
             try:
                 self._check(scope)
             except ApiError as error:
@@ -401,7 +473,9 @@ class App:
         # Probes and Prometheus send the address or service name of the machine.
         is_for_metrics = self._is_for_metrics(scope)
         exempt = scope["path"] == "/healthz" or is_for_metrics
-        if self._gateway.authenticate is None and not exempt:
+        # With keys, only the console has a list of names: its cookies belong to a name.
+        hosts = self._gateway.allowed_hosts if is_console(scope["path"]) else ()
+        if (self._gateway.authenticate is None or hosts) and not exempt:
             host_header = dict(scope["headers"]).get(b"host")
             host = None if host_header is None else host_header.decode("latin-1")
             check_host(host, self._gateway.allowed_hosts)
@@ -439,6 +513,7 @@ class App:
 
     async def _stored_response(self, request: Request) -> Response:
         account, id = self._gateway.check_key(request.headers), request.path_params["name"]
+        await self._gateway.check_rate(account)
         if (store := self._gateway.response_store) is None:
             raise not_stored()
         try:

@@ -8,17 +8,20 @@ from typing import Any
 
 import orjson
 
-from bottega.gateway.messages_input import MessagesTranslation, translate
+from bottega.gateway.messages_input import MessagesTranslation, translate, translate_prompt
 from bottega.gateway.ports import Answer, RequestRecord
 from bottega.gateway.translation import (
     FieldNames,
     TranslatedEndpoint,
     call_arguments,
+    calls_of,
+    first_choice,
     object_field,
     stateless,
 )
 from bottega.openai_api.errors import ApiError
-from bottega.openai_api.response import joined_text, parse_usage
+from bottega.openai_api.response import finish_reason, joined_text, parse_usage
+from bottega.openai_api.streams import add_call
 
 Block = dict[str, object]
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -60,6 +63,18 @@ def messages_endpoint(chat: Answer) -> TranslatedEndpoint[MessagesTranslation]:
     )
 
 
+def token_count_endpoint(count: Answer) -> TranslatedEndpoint[MessagesTranslation]:
+    """Return the handler that counts a request's tokens on top of `count`, that of a chat body,
+    which replies `input_tokens`."""
+    return TranslatedEndpoint(
+        count,
+        stateless(translate_prompt),
+        lambda payload, record, request: payload,
+        lambda record, request: MessageEvents(record),
+        FieldNames(NAMES, "messages", "Messages reference"),
+    )
+
+
 def error_body(error: ApiError) -> bytes:
     """Return an error in the format of the Messages API, which names fields in the message."""
     given: dict[str, Any] = orjson.loads(error.body)["error"]
@@ -92,11 +107,11 @@ def _message_body(payload: bytes, record: RequestRecord) -> bytes:
     choice = completion["choices"][0]
     message = choice["message"]
     text = _message_text(message)
-    calls = [_ToolCall.of(one) for one in message.get("tool_calls") or () if isinstance(one, dict)]
+    calls = [_ToolCall.of(one) for one in calls_of(message) if isinstance(one, dict)]
     content = [_text_block(text)] if text or not calls else []
     content += [call.block(record, number) for number, call in enumerate(calls)]
     ended = {
-        "stop_reason": _stop_reason(choice.get("finish_reason"), message),
+        "stop_reason": _stop_reason(choice.get("finish_reason"), bool(calls), message),
         "usage": _usage(completion.get("usage")),
     }
     return orjson.dumps(_message(record, str(completion.get("model")), content) | ended)
@@ -113,10 +128,12 @@ def _text_block(text: str) -> Block:
     return {"type": "text", "text": text}
 
 
-def _stop_reason(finish: object, message: Mapping[str, Any]) -> str:
+def _stop_reason(finish: object, has_calls: bool, message: Mapping[str, Any]) -> str:
     if message.get("refusal"):
         return "refusal"
-    return STOP_REASONS.get(finish, "end_turn") if isinstance(finish, str) else "end_turn"
+    # Many servers report calls as a usual end; clients of this API then forget them.
+    other = "tool_use" if has_calls else "end_turn"
+    return STOP_REASONS.get(finish_reason(finish), other)
 
 
 def _usage(usage: object) -> Block:
@@ -142,11 +159,6 @@ class _ToolCall:
     def of(cls, call: Mapping[str, object]) -> _ToolCall:
         function = object_field(call, "function")
         return cls(call.get("id"), function.get("name"), call_arguments(function.get("arguments")))
-
-    def add(self, delta: Mapping[str, object]) -> None:
-        more = _ToolCall.of(delta)
-        self.id, self.name = self.id or more.id, self.name or more.name
-        self.arguments += more.arguments
 
     def block(self, record: RequestRecord, number: int) -> Block:
         """Return the complete call. Arguments that are no JSON object are passed on as a text."""
@@ -178,7 +190,7 @@ class MessageEvents:
     _is_begun: bool = False
     _is_text_open: bool = False
     _is_refusal: bool = False
-    _calls: dict[object, _ToolCall] = field(default_factory=dict)
+    _calls: list[Block] = field(default_factory=list)
     _finish: object = None
     _usage: object = None
 
@@ -186,26 +198,22 @@ class MessageEvents:
         if not self._is_begun:
             yield self._start_event(str(chunk.get("model") or self.record.model))
         self._usage = chunk.get("usage") or self._usage
-        for choice in chunk.get("choices") or ():
+        for choice in first_choice(chunk):
             self._finish = choice.get("finish_reason") or self._finish
             delta = choice.get("delta") or {}
             self._is_refusal = self._is_refusal or bool(delta.get("refusal"))
             if text := _message_text(delta):
                 yield from self._text_events(text)
-            for call in delta.get("tool_calls") or ():
-                if isinstance(call, dict):
-                    # Servers that do not stream calls in pieces may omit the index.
-                    keys = [call.get("index"), call.get("id"), len(self._calls)]
-                    key = next(one for one in keys if isinstance(one, int | str) and one != "")
-                    self._calls.setdefault(key, _ToolCall()).add(call)
+            for piece in calls_of(delta):
+                add_call(self._calls, piece)
 
     def end(self) -> Iterator[bytes]:
         if not (self._is_text_open or self._calls):
             yield from self._text_events("")
         yield from self._text_end_events()
-        for number, call in enumerate(self._calls.values()):
-            yield from self._call_events(call, number)
-        stop = _stop_reason(self._finish, {"refusal": self._is_refusal})
+        for number, call in enumerate(self._calls):
+            yield from self._call_events(_ToolCall.of(call), number)
+        stop = _stop_reason(self._finish, bool(self._calls), {"refusal": self._is_refusal})
         delta = {"stop_reason": stop, "stop_sequence": None}
         yield _event("message_delta", delta=delta, usage=_usage(self._usage))
         yield _event("message_stop")

@@ -20,12 +20,15 @@ from bottega.gateway.translation import (
     FieldNames,
     TranslatedEndpoint,
     call_arguments,
+    calls_of,
     encode_body,
+    first_choice,
     object_field,
     optional_field,
 )
 from bottega.openai_api.request import Body
-from bottega.openai_api.response import joined_text, parse_usage
+from bottega.openai_api.response import finish_reason, joined_text, parse_usage
+from bottega.openai_api.streams import add_call
 
 Item = dict[str, object]
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -138,7 +141,7 @@ def _response_body(payload: bytes, template: ResponseTemplate) -> bytes:
     choice = completion["choices"][0]
     message, finish = choice["message"], choice.get("finish_reason")
     status = "incomplete" if _incomplete_reason(finish) else "completed"
-    calls = [one for one in message.get("tool_calls") or () if isinstance(one, dict)]
+    calls = [one for one in calls_of(message) if isinstance(one, dict)]
     output: list[Item] = []
     if (parts := _text_parts(message)) or not calls:
         output.append(_Message(template.key, 0, parts or {"output_text": ""}).item(status))
@@ -153,7 +156,7 @@ def _response_body(payload: bytes, template: ResponseTemplate) -> bytes:
 
 def _incomplete_reason(finish: object) -> str | None:
     """Return the reason why an answer is incomplete, None if it is complete."""
-    return INCOMPLETE_REASONS.get(finish) if isinstance(finish, str) else None
+    return INCOMPLETE_REASONS.get(finish_reason(finish))
 
 
 def _usage(usage: object) -> Item | None:
@@ -190,7 +193,8 @@ class ResponseEvents:
         self._count = 0
         self._items: list[_Message | _Call] = []
         self._message: _Message | None = None
-        self._calls: dict[object, _Call] = {}
+        self._calls: list[_Call] = []
+        self._joined_calls: list[Item] = []
         self._finish: object = None
         self._usage: object = None
         self.final: bytes | None = None
@@ -200,7 +204,7 @@ class ResponseEvents:
             self._model = str(chunk.get("model") or self._model)
             yield from self._begin()
         self._usage = chunk.get("usage") or self._usage
-        for choice in chunk.get("choices") or ():
+        for choice in first_choice(chunk):
             self._finish = choice.get("finish_reason") or self._finish
             yield from self._step(choice.get("delta") or {})
 
@@ -250,9 +254,8 @@ class ResponseEvents:
             yield from self._say("output_text", text)
         if refused := joined_text(delta.get("refusal"), "refusal"):
             yield from self._say("refusal", refused)
-        for call in delta.get("tool_calls") or ():
-            if isinstance(call, dict):
-                yield from self._call(call)
+        for call in calls_of(delta):
+            yield from self._call(call)
 
     def _say(self, kind: str, piece: str) -> Iterator[bytes]:
         if self._message is None or kind not in self._message.parts:
@@ -269,21 +272,21 @@ class ResponseEvents:
         self._message.parts[kind] = ""
         yield self._event("response.content_part.added", **self._in(kind), part=_part(kind, ""))
 
-    def _call(self, delta: Mapping[str, Any]) -> Iterator[bytes]:
-        # Servers that do not stream calls in pieces may omit the index.
-        keys = [delta.get("index"), delta.get("id")]
-        key = next((one for one in keys if isinstance(one, int | str) and one != ""), None)
-        function = object_field(delta, "function")
-        started = self._calls.get(key)
-        call = started or _Call(self._template.key, len(self._items), delta.get("id"))
-        call.name = function.get("name") or call.name
-        if started is None:
-            self._calls[key] = call
+    def _call(self, piece: object) -> Iterator[bytes]:
+        if (position := add_call(self._joined_calls, piece)) is None:
+            return
+        joined = self._joined_calls[position]
+        if position == len(self._calls):
+            self._calls.append(_Call(self._template.key, len(self._items), joined.get("id")))
+        call = self._calls[position]
+        call.name = object_field(joined, "function").get("name")
+        if call.index == len(self._items):
             yield self._added(call)
-        if piece := call_arguments(function.get("arguments")):
-            call.arguments += piece
+        whole = call_arguments(object_field(joined, "function").get("arguments"))
+        if more := whole[len(call.arguments) :]:
+            call.arguments = whole
             at = _at(call)
-            yield self._event("response.function_call_arguments.delta", **at, delta=piece)
+            yield self._event("response.function_call_arguments.delta", **at, delta=more)
 
     def _close_parts(self, message: _Message) -> Iterator[bytes]:
         for kind, text in message.parts.items():

@@ -74,6 +74,19 @@ def call_arguments(value: object) -> str:
     return "" if value is None else orjson.dumps(value).decode()
 
 
+def first_choice(chunk: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the parts of the first choice, the only one that these APIs have; some servers omit
+    the index."""
+    return (one for one in chunk.get("choices") or () if not one.get("index"))
+
+
+def calls_of(message: Mapping[str, Any]) -> Sequence[object]:
+    """Return the tool calls of a message, or of a piece of it; the deprecated `function_call` is
+    one."""
+    function = message.get("function_call")
+    return message.get("tool_calls") or ([{"index": 0, "function": function}] if function else [])
+
+
 class Translation(Protocol):
     """Chat body of a request. `origins` are the paths of the contents of its messages in the
     request."""

@@ -64,6 +64,7 @@ class HttpUpstream:
         retries: int | RetryPolicy = 2,
         concurrency: int = 256,
         extra_body: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
         max_tokens: int | None = None,
         breaker: Breaker | None = None,
     ) -> None:
@@ -78,7 +79,7 @@ class HttpUpstream:
         self._timeout = timeout
         self._client = ChatClient(
             model,
-            Endpoint.locate(base_url, api_key),
+            Endpoint.locate(base_url, api_key, headers),
             timeout,
             retries
             if isinstance(retries, RetryPolicy)

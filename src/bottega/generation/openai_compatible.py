@@ -33,7 +33,8 @@ class OpenAIGenerator:
     needs no key. `timeout` covers one attempt to the last byte of its reply, `retries` come after
     the first attempt (pass a `RetryPolicy` to set the waits), `concurrency` limits concurrent
     requests, without those that wait for a retry. `extra_body` is merged into every request; None
-    leaves a field out (`{"temperature": None}`). One instance serves any number of event loops.
+    leaves a field out (`{"temperature": None}`). Every request has the `headers`. One instance
+    serves any number of event loops.
     """
 
     path = CHAT_PATH
@@ -50,6 +51,7 @@ class OpenAIGenerator:
         retries: int | RetryPolicy = 4,
         concurrency: int = 16,
         extra_body: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         if not timeout > 0 or concurrency < 1:
             raise SettingError(
@@ -59,7 +61,7 @@ class OpenAIGenerator:
             )
         self.name = self.name_prefix + model
         policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(attempts=retries + 1)
-        endpoint = Endpoint.locate(base_url, api_key)
+        endpoint = Endpoint.locate(base_url, api_key, headers)
         self._client = ChatClient(
             model, endpoint, timeout, policy, concurrency, path=self.path, convert=self.convert
         )

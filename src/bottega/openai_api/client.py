@@ -91,6 +91,10 @@ class _Body:
             self._payload = await self._encode(self._fields)
         return self._payload
 
+    @property
+    def choices(self) -> int:
+        return n if isinstance(n := self._fields.get("n"), int) else 1
+
 
 class ChatClient:
     """Client of one model at an endpoint that serves `{base_url}/chat/completions`.
@@ -146,9 +150,8 @@ class ChatClient:
         return measured_stream(tracer, self._describe(fields, stream=True), chunks)
 
     async def _stream(self, fields: Fields, encode: Encode) -> AsyncGenerator[bytes]:
-        choices = n if isinstance(n := fields.get("n"), int) else 1
         # Retries and dialects apply up to the first content: nothing has reached the client yet.
-        first, rest = await self._negotiate(fields, encode, partial(self._begin, choices))
+        first, rest = await self._negotiate(fields, encode, self._begin)
         async with aclosing(rest):
             yield first
             async for payload in rest:
@@ -209,16 +212,16 @@ class ChatClient:
                 response = await exchange(
                     connection.session, "POST", self._url, payload, self.base_url
                 )
-                reply = self._parsed(response)
+                reply = self._parsed(response, body.choices)
                 if self._convert is not None:
                     reply = self._convert(reply)
                 return parse_completion(response.payload, reply, self.base_url, self.model)
 
-    async def _begin(self, choices: int, body: _Body) -> tuple[bytes, AsyncGenerator[bytes]]:
-        events = self._events(body, choices)
+    async def _begin(self, body: _Body) -> tuple[bytes, AsyncGenerator[bytes]]:
+        events = self._events(body)
         return await anext(events), events
 
-    async def _events(self, body: _Body, choices: int) -> AsyncGenerator[bytes]:
+    async def _events(self, body: _Body) -> AsyncGenerator[bytes]:
         connection, state = await self._begin_wait()
         async with connection.slots:
             with self._attempt(state) as attempt:
@@ -226,7 +229,7 @@ class ChatClient:
                 response = StreamedResponse(self._timeout, self.base_url, self.error)
                 try:
                     await response.request(connection.session, self._url, payload)
-                    async for event in response.events(choices):
+                    async for event in response.events(body.choices):
                         if attempt is not None:
                             attempt.answered()
                         yield event
@@ -258,11 +261,12 @@ class ChatClient:
             state.idle.set()
             raise
 
-    def _parsed(self, response: Response) -> JSONObject:
+    def _parsed(self, response: Response, choices: int = 1) -> JSONObject:
         if response.status >= 300:
             raise self.error(response.status, error_body(response.payload), response.headers)
         if are_events(response.payload):  # some servers ignore `stream`
-            response.payload = from_events(response.payload).payload
+            events = from_events(response.payload, self.base_url, self.error, choices)
+            response.payload = events.payload
         body, response.payload = parse_reply(response.payload, self.base_url)
         if failure := reported_failure(body):
             raise self.error(*failure)

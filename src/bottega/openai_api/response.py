@@ -18,8 +18,14 @@ from bottega.types import Completion, Reply, Usage
 MAX_TOKENS = 2**53
 # OpenAI reports -9999.0 for a log-probability of minus infinity. Other constants become null.
 CONSTANTS = {"-Infinity": -9999.0}
-# Reasons of other protocols for the end of a complete answer.
-STOPS = ("eos", "eos_token", "end_turn", "stop_sequence", "STOP", "COMPLETE")
+# Reasons of other protocols for the end of an answer.
+FINISH_REASONS = {
+    **dict.fromkeys(("eos", "eos_token", "end_turn", "stop_sequence", "STOP", "COMPLETE"), "stop"),
+    **dict.fromkeys(("max_tokens", "MAX_TOKENS", "model_length"), "length"),
+    "tool_use": "tool_calls",
+    "SAFETY": "content_filter",
+}
+BOM = b"\xef\xbb\xbf"
 # Beginnings of an event stream; content types are unreliable.
 EVENT_STARTS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
@@ -39,7 +45,7 @@ class ChatCompletion:
 
 
 def are_events(payload: bytes) -> bool:
-    return payload[:16].lstrip().startswith(EVENT_STARTS)
+    return payload[:16].removeprefix(BOM).lstrip().startswith(EVENT_STARTS)
 
 
 def parse_reply(payload: bytes, where: str) -> tuple[JSONObject, bytes]:
@@ -69,12 +75,18 @@ def repaired_json(payload: bytes) -> tuple[JSONObject, bytes] | None:
     read both."""
     try:
         found = json.loads(payload, parse_constant=CONSTANTS.get)
-        text = json.dumps(found, ensure_ascii=False).encode("utf-16", "surrogatepass")
-        repaired = text.decode("utf-16", "replace").encode()
+        repaired = valid_json(found)
         body = orjson.loads(repaired)
     except (ValueError, RecursionError):
         return None
     return (body, repaired) if isinstance(body, dict) else None
+
+
+def valid_json(found: object) -> bytes:
+    """Return the JSON of a value that `json` has parsed: halves of surrogate pairs are joined or
+    replaced."""
+    text = json.dumps(found, ensure_ascii=False).encode("utf-16", "surrogatepass")
+    return text.decode("utf-16", "replace").encode()
 
 
 def parse_completion(payload: bytes, body: JSONObject, where: str, model: str) -> ChatCompletion:
@@ -116,7 +128,7 @@ def _completion(choice: object, where: str) -> Completion:
     message = get(choice, "message")
     if not isinstance(message, dict):
         raise GarbledError(f"{where} sent a choice without a message", hint=WRONG_PROTOCOL)
-    content, finish = message.get("content"), get(choice, "finish_reason")
+    content, finish = message.get("content"), finish_reason(get(choice, "finish_reason"))
     text = joined_text(content, "text")
     if text is None:
         refusal = message.get("refusal")
@@ -130,8 +142,12 @@ def _completion(choice: object, where: str) -> Completion:
     tokens = get(get(choice, "logprobs"), "content")
     values = [get(one, "logprob") for one in tokens] if isinstance(tokens, list) else []
     logprob = sum(float(value) for value in values if isinstance(value, int | float))
-    finish = finish if isinstance(finish, str) and finish not in STOPS else "stop"
     return Completion(text or "", finish, logprob if values else None)
+
+
+def finish_reason(given: object) -> str:
+    """Return OpenAI's name for a reason why an answer ended; a missing one counts as `stop`."""
+    return FINISH_REASONS.get(given, given) if isinstance(given, str) and given else "stop"
 
 
 def joined_text(content: object, kind: str) -> str | None:
@@ -210,12 +226,15 @@ def usage_json(usage: Usage) -> dict[str, object]:
 
 
 def error_body(payload: bytes) -> JSONObject:
-    """Return the JSON object of an error reply, empty for anything else: proxies often send web
-    pages."""
+    """Return the JSON object of an error reply, or its text; empty for the web pages that proxies
+    often send."""
     try:
         body = orjson.loads(payload)
     except orjson.JSONDecodeError:
-        return {}
+        if (repaired := repaired_json(payload)) is not None:
+            return repaired[0]
+        text = payload.decode(errors="replace").strip()
+        body = {} if text.startswith("<") else text
     if isinstance(body, list):  # Gemini sends errors in a list
         body = next((one for one in body if isinstance(one, dict)), {})
     if isinstance(body, str):
@@ -244,7 +263,12 @@ def reported_failure(body: JSONObject) -> tuple[int, JSONObject] | None:
 
 def _message(error: object) -> str:
     found = error if isinstance(error, str) else get(error, "message") or get(error, "detail")
-    return str(found or "")
+    if found is None or isinstance(found, str):
+        return found or ""
+    try:
+        return orjson.dumps(found).decode()
+    except orjson.JSONEncodeError:  # deeper brackets than orjson encodes
+        return ""
 
 
 def get(value: object, name: str) -> object:

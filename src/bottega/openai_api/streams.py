@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, cast
 
 import orjson
 
-from bottega.errors import GarbledError, ServerFailedError
+from bottega.errors import EndpointError, GarbledError, ServerFailedError
+from bottega.openai_api.endpoint import NO_HEADERS
 from bottega.openai_api.errors import WRONG_PROTOCOL, JSONObject
 from bottega.openai_api.response import (
+    BOM,
+    CONSTANTS,
     ChatCompletion,
     error_message,
     get,
     parse_completions,
+    parse_reply,
     parse_usage,
     reported_failure,
+    valid_json,
 )
 from bottega.types import Usage
 
@@ -27,6 +33,8 @@ COMPLETE_FIELDS = {"role", "type", "id", "name", "finish_reason"}
 WHERE = "the model"
 # Up to this mean length in characters, each chunk of a stream counts as one token.
 MAX_TOKEN_CHARACTERS = 8
+# Returns the error for an HTTP status, the JSON of the error and the headers.
+ToError = Callable[[int, JSONObject, Mapping[str, str]], EndpointError]
 
 
 def to_chunks(payload: bytes, *, include_usage: bool) -> tuple[bytes, ...]:
@@ -57,13 +65,16 @@ def _deltas(choice: JSONObject) -> list[dict[str, object]]:
     if content:
         deltas.append({"content": content})
     chunks: list[dict[str, object]] = [{"delta": delta, "finish_reason": None} for delta in deltas]
-    return [*chunks, {"delta": {}, "finish_reason": choice.get("finish_reason")}]
+    if logprobs := choice.get("logprobs"):
+        chunks[-1]["logprobs"] = logprobs
+    # A complete reply has ended, even without a reason.
+    return [*chunks, {"delta": {}, "finish_reason": choice.get("finish_reason") or "stop"}]
 
 
-def from_events(payload: bytes) -> ChatCompletion:
-    """Return the complete reply that a body of events makes up. Raises like `from_chunks`."""
-    reader = EventReader(WHERE)
-    return from_chunks(one for one in (*reader.feed(payload), *reader.end()) if one != DONE)
+def from_events(payload: bytes, where: str, to_error: ToError, choices: int) -> ChatCompletion:
+    """Return the complete reply that a body of events makes up. Raises like `StreamProgress`."""
+    progress = StreamProgress(where, to_error, choices)
+    return from_chunks([*progress.feed(payload), *progress.end()])
 
 
 def from_chunks(chunks: Iterable[bytes]) -> ChatCompletion:
@@ -78,7 +89,7 @@ def from_chunks(chunks: Iterable[bytes]) -> ChatCompletion:
             problem = f"{WHERE} failed during its reply: {error_message(body)}"
             raise ServerFailedError(problem, hint="try again", status=status)
         for choice in cast(list[dict[str, object]], chunk.pop("choices", None) or []):
-            _add(choices.setdefault(cast(int, choice.get("index", 0)), {}), choice)
+            _add(choices.setdefault(_choice_index(choice), {}), choice)
         head |= {name: value for name, value in chunk.items() if value is not None}
     if not choices or not all(choice.get("finish_reason") for choice in choices.values()):
         raise ServerFailedError(f"{WHERE}'s reply was cut off", hint="try again")
@@ -137,7 +148,7 @@ def _parsed(payload: bytes) -> dict[str, object]:
     choices = chunk.get("choices") if isinstance(chunk, dict) else ()
     is_chunk = isinstance(choices, list | None) and all(
         isinstance(choice, dict)
-        and isinstance(choice.get("index", 0), int)
+        and isinstance(choice.get("index"), int | None)
         and isinstance(choice.get("delta"), dict | None)
         for choice in choices or ()
     )
@@ -155,41 +166,84 @@ def _add(merged: dict[str, object], piece: Mapping[str, object]) -> None:
 
 
 def _joined(old: object, new: object, name: str) -> object:
-    if isinstance(old, str) and isinstance(new, str) and name not in COMPLETE_FIELDS:
+    if name == "content" and isinstance(old, str | list) and type(old) is not type(new):
+        old, new = _parts(old), _parts(new)  # some servers begin with parts and go on with a string
+    if isinstance(new, list):
+        values = old if isinstance(old, list) else []
+        add: Callable[[list[Any], object], object] = (
+            add_call if name == "tool_calls" else _add_value
+        )
+        for value in new:
+            add(values, value)
+        return values
+    if name in COMPLETE_FIELDS:
+        return new or old
+    if isinstance(old, str) and isinstance(new, str):
         return old + new
-    if isinstance(old, list) and isinstance(new, list):
-        return _joined_lists(old, new)
     if isinstance(old, dict) and isinstance(new, dict):
-        merged = dict(old)
-        _add(merged, new)
-        return merged
+        _add(old, new)
+        return old
     return new
 
 
-def _joined_lists(old: list[object], new: list[object]) -> list[object]:
-    """Join tool calls, which come in pieces, by their index; append everything else."""
-    merged = list(old)
-    positions = {_index(value): position for position, value in enumerate(old)}
-    for value in new:
-        position = None if (index := _index(value)) is None else positions.get(index)
-        if position is None or _is_another_call(merged[position], value):
-            if index is not None:
-                positions[index] = len(merged)
-            merged.append(value)
-        else:
-            merged[position] = _joined(merged[position], value, "")
-    return merged
+def _parts(content: object) -> object:
+    """Return a text as a list of parts."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _is_another_call(old: object, new: object) -> bool:
-    """Some servers give the same index to all parallel calls, but each its id."""
-    before, after = get(old, "id"), get(new, "id")
-    return bool(before and after) and before != after
+def _add_value(values: list[object], new: object) -> None:
+    """Append a value, or join it to the one of the same index: it comes in pieces."""
+    if (index := _index(new)) is not None:
+        for position in range(len(values) - 1, -1, -1):
+            if _index(values[position]) == index:
+                values[position] = _joined(values[position], new, "")
+                return
+    values.append(new)
+
+
+def add_call(calls: list[Any], piece: object) -> int | None:
+    """Join a piece of a tool call to its call, or append it as a new one; return the call's
+    position, None if it is no piece.
+
+    Some servers omit the index or give the same to all parallel calls, others send another id with
+    each piece. A name begins a call, unless id or name are those of the call with this index.
+    """
+    if not isinstance(piece, dict):
+        return None
+    position = _call_position(calls, piece)
+    if position == len(calls):
+        calls.append({})
+    _add(calls[position], piece)
+    return position
+
+
+def _call_position(calls: Sequence[JSONObject], piece: JSONObject) -> int:
+    index, key = _index(piece), piece.get("id")
+    able = [n for n, call in enumerate(calls) if index is None or _index(call) == index]
+    same = [n for n in able if key and calls[n].get("id") == key]
+    position = (same or able or [len(calls)])[-1]
+    is_known = position < len(calls) and not _is_another_call(calls[position], piece)
+    return position if is_known else len(calls)
+
+
+def _is_another_call(call: JSONObject, piece: JSONObject) -> bool:
+    function, before = piece.get("function"), get(call.get("function"), "name")
+    name, key = get(function, "name"), piece.get("id")
+    is_complete = isinstance(get(function, "arguments"), dict)
+    if not name or not before:
+        return False
+    if is_complete or name != before or (_index(piece) is None and not key):
+        return True
+    return bool(key and call.get("id")) and call.get("id") != key
 
 
 def _index(value: object) -> int | None:
-    index = value.get("index") if isinstance(value, dict) else None
+    index = get(value, "index")
     return index if isinstance(index, int) else None
+
+
+def _choice_index(choice: JSONObject) -> int:
+    return _index(choice) or 0
 
 
 def _complete(choice: JSONObject) -> dict[str, object]:
@@ -207,14 +261,11 @@ def _complete(choice: JSONObject) -> dict[str, object]:
 
 
 DONE = b"[DONE]"
-# The halves of a surrogate pair that two pieces of a text share: at its end, at its beginning.
-HIGH_HALF = re.compile(rb'(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?=")')
-LOW_HALF = re.compile(rb'(?<=")\\u[dD][c-fC-F][0-9a-fA-F]{2}')
 DONE_EVENT = b"data: [DONE]\n\n"
 # No chunk of an answer comes near; a line without an end would fill the memory.
 MAX_EVENT = 8 << 20
 LINE_OVERHEAD = 64
-BOM = b"\xef\xbb\xbf"
+MAX_PIECE = 64 << 10  # of bytes that are read at once
 
 
 def to_event(payload: bytes) -> bytes:
@@ -282,3 +333,136 @@ class EventReader:
             self._data.append(value.removeprefix(b" "))
             self._data_bytes += len(value) + LINE_OVERHEAD
         return None
+
+
+class StreamProgress:
+    """Reader that turns the bytes of a streamed answer into its chunks, and knows which choices
+    have ended, and whether `[DONE]` was read. Chunks are held until one has content: until then,
+    another attempt or tier may answer. After all choices have ended, errors are ignored."""
+
+    def __init__(self, where: str, to_error: ToError, choices: int) -> None:
+        self._where, self._to_error, self._choices = where, to_error, choices
+        self._events = EventReader(where)
+        self._seen, self._ended = set[int](), set[int]()
+        # First halves of surrogate pairs, by the text whose next piece has the second.
+        self._halves: dict[tuple[object, ...], str] = {}
+        self._held: list[bytes] = []
+        self._has_begun = self.is_done = False
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self._ended) >= self._choices
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield the chunks that these bytes complete, as valid JSON; other events, such as pings,
+        have none. Raises the error that an event reports, `GarbledError` if it is no chunk."""
+        for start in range(0, len(data), MAX_PIECE):
+            yield from self._take(self._events.feed(data[start : start + MAX_PIECE]))
+
+    def end(self) -> Iterator[bytes]:
+        """Yield the chunks that are missing after the last bytes. Raises `ServerFailedError` if the
+        answer is incomplete. A server that sends `[DONE]` may have sent fewer choices than
+        requested, or no finish reason: a chunk then says that the answer may be cut off, so that it
+        is neither stored nor repeated."""
+        with suppress(GarbledError):  # no empty line ended the last event: it may be incomplete
+            yield from self._take(self._events.end())
+        if not (self.is_complete or (self.is_done and self._seen)):
+            raise cut_off(self._where)
+        yield from self._held
+        choices = [
+            {"index": index, "delta": {}, "finish_reason": "length"}
+            for index in sorted(self._seen - self._ended)
+        ]
+        if choices:
+            yield orjson.dumps({"object": "chat.completion.chunk", "choices": choices})
+
+    def _take(self, events: Sequence[bytes]) -> Iterator[bytes]:
+        for event in events:
+            self.is_done = self.is_done or event == DONE
+            if self.is_done:
+                return
+            try:
+                chunk = self._chunk(event)
+            except EndpointError:
+                if not self.is_complete:
+                    raise
+                continue
+            if chunk is not None:
+                self._held.append(chunk)
+            if self._has_begun:
+                held, self._held = self._held, []
+                yield from held
+
+    def _chunk(self, event: bytes) -> bytes | None:
+        chunk, event = self._parsed(event)
+        choices = chunk.get("choices")
+        if choices is None and not chunk.get("error"):
+            # A ping, or the usage alone, which clients expect beside an empty list.
+            return orjson.dumps({**chunk, "choices": []}) if chunk.get("usage") else None
+        if chunk.get("error") or not isinstance(choices, list):
+            raise self._problem(chunk)
+        for choice in choices:
+            if not isinstance(choice, dict) or choice.get("error"):
+                raise self._problem(chunk)
+            self._seen.add(_choice_index(choice))
+            if finish := choice.get("finish_reason"):
+                if finish == "error":
+                    raise self._problem(chunk)
+                self._ended.add(_choice_index(choice))
+            self._has_begun = self._has_begun or bool(finish) or _has_content(choice.get("delta"))
+        return event
+
+    def _parsed(self, event: bytes) -> tuple[JSONObject, bytes]:
+        """Return the chunk and its JSON, with the first half of a surrogate pair moved to the chunk
+        with the second."""
+        try:
+            chunk = orjson.loads(event)
+        except orjson.JSONDecodeError:
+            chunk = None  # also for half a pair
+        if isinstance(chunk, dict) and not self._halves:
+            return chunk, event
+        with suppress(ValueError, LookupError, TypeError, RecursionError):  # no chunk
+            chunk = json.loads(event, parse_constant=CONSTANTS.get)
+            for choice in chunk["choices"]:
+                self._join_halves(choice)
+            event = valid_json(chunk)
+        return parse_reply(event, self._where)
+
+    def _join_halves(self, choice: JSONObject) -> None:
+        for key, values, name in _texts(choice):
+            text = self._halves.pop(key, "") + cast(str, values[name])
+            if "\ud800" <= text[-1:] <= "\udbff":
+                text, self._halves[key] = text[:-1], text[-1]
+            values[name] = text
+
+    def _problem(self, chunk: JSONObject) -> EndpointError:
+        if failure := reported_failure(chunk):
+            return self._to_error(*failure, NO_HEADERS)
+        return GarbledError(f"{self._where} sent an event without choices", hint=WRONG_PROTOCOL)
+
+
+def _has_content(delta: object) -> bool:
+    """Return whether a piece of an answer has more than its role: text, reasoning, a tool call."""
+    return isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role")
+
+
+def _texts(choice: JSONObject) -> Iterator[tuple[tuple[object, ...], dict[str, object], str]]:
+    """Yield the texts of a chunk's choice: what identifies them among chunks, the object, and its
+    field."""
+    delta, index = choice.get("delta"), _choice_index(choice)
+    if not isinstance(delta, dict):
+        return
+    for name in delta:
+        if isinstance(delta[name], str):
+            yield (index, name), delta, name
+    for call in delta.get("tool_calls") or ():
+        function = get(call, "function")
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            yield (index, "tool_calls", _index(call)), function, "arguments"
+
+
+def cut_off(where: str) -> ServerFailedError:
+    return ServerFailedError(
+        f"{where} cut the connection before the end of its reply",
+        hint="try again; look at the server's log",
+    )

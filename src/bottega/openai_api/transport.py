@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -16,21 +16,20 @@ from bottega.errors import (
     EndpointError,
     EndpointTimeoutError,
     GarbledError,
-    ServerFailedError,
     UnreachableError,
 )
 from bottega.openai_api import lazy_aiohttp as aiohttp
 from bottega.openai_api.endpoint import NO_HEADERS, Endpoint
-from bottega.openai_api.errors import WRONG_PROTOCOL, JSONObject
+from bottega.openai_api.errors import WRONG_PROTOCOL
 from bottega.openai_api.response import (
-    are_events,
+    BOM,
     error_body,
     no_usage,
     parse_completions,
     parse_reply,
     reported_failure,
 )
-from bottega.openai_api.streams import DONE, HIGH_HALF, LOW_HALF, EventReader, to_chunks
+from bottega.openai_api.streams import StreamProgress, ToError, cut_off, to_chunks
 
 if TYPE_CHECKING:
     from yarl import URL
@@ -49,8 +48,8 @@ STREAM_HEADERS = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
 DRAIN_SECONDS = 0.1
 UNREACHABLE_HINT = "start the server there, or set another address: OPENAI_BASE_URL (or base_url=)"
 ADDRESS_HINT = "check the network and the address: OPENAI_BASE_URL (or base_url=)"
-# Returns the error for an HTTP status, the JSON of the error and the headers.
-ToError = Callable[[int, JSONObject, Mapping[str, str]], EndpointError]
+# Beginnings of bodies that are no stream of events, whatever their content type says.
+WHOLE = (b"{", b"[", b"<")
 
 
 @dataclass(slots=True)
@@ -192,14 +191,7 @@ def _translated(
             hint="raise `timeout`, or request fewer tokens or samples",
         )
     # A server that is down fails every request; this may concern one request only.
-    return _cut(where)
-
-
-def _cut(where: str) -> ServerFailedError:
-    return ServerFailedError(
-        f"{where} cut the connection before the end of its reply",
-        hint="try again; look at the server's log",
-    )
+    return cut_off(where)
 
 
 class StreamedResponse:
@@ -229,44 +221,35 @@ class StreamedResponse:
         """Yield the JSON of each chunk, the first ones with the first content. Raises
         `ServerFailedError` if the stream ends before each of so many choices does, `GarbledError`
         for events that are no chunks."""
-        assert self._response is not None
-        whole = b""
-        if "json" in (kind := self._response.content_type) or "html" in kind:
-            whole = await self._read()
-        if whole and not are_events(whole):
-            # Some servers ignore `stream`: return the chunks of their complete reply.
-            reply, _ = parse_reply(whole, self._where)
-            if failure := reported_failure(reply):
-                raise self._to_error(*failure, NO_HEADERS)
-            parse_completions(reply, self._where)
-            complete = orjson.dumps({"usage": no_usage(), **reply})
-            for payload in to_chunks(complete, include_usage=True):
+        progress = StreamProgress(self._where, self._to_error, choices)
+        piece, received = await self._piece(progress), 0
+        while piece.isspace():
+            piece = await self._piece(progress)
+        if piece.removeprefix(BOM).lstrip().startswith(WHOLE):
+            for payload in self._chunks_of(piece + await self._read()):
                 yield payload
             return
-        reader = EventReader(self._where)
-        progress = StreamProgress(self._where, self._to_error, choices)
-        received = 0
-        while piece := whole or await self._piece(progress):
-            received, whole = received + len(piece), b""
+        while piece:
+            received += len(piece)
             if received > MAX_REPLY_MB << 20:
                 raise _too_long(self._where)
-            for payload in reader.feed(piece):
-                if payload == DONE:
-                    for last in progress.end(announced=True):
-                        yield last
-                    await self._drain()
-                    return
-                for chunk in progress.take(payload):
-                    yield chunk
-        for payload in reader.end():
-            if payload != DONE:
-                try:  # no empty line ended the last event, so it may be incomplete
-                    orjson.loads(payload)
-                except orjson.JSONDecodeError:
-                    break
-                for chunk in progress.take(payload):
-                    yield chunk
-        progress.end()
+            for payload in progress.feed(piece):
+                yield payload
+            if progress.is_done:
+                break
+            piece = await self._piece(progress)
+        for payload in progress.end():
+            yield payload
+        if progress.is_done:
+            await self._drain()
+
+    def _chunks_of(self, whole: bytes) -> tuple[bytes, ...]:
+        """Return the chunks of a complete reply: some servers ignore `stream`."""
+        reply, _ = parse_reply(whole, self._where)
+        if failure := reported_failure(reply):
+            raise self._to_error(*failure, NO_HEADERS)
+        parse_completions(reply, self._where)
+        return to_chunks(orjson.dumps({"usage": no_usage(), **reply}), include_usage=True)
 
     def close(self) -> None:
         if self._response is None:
@@ -304,86 +287,3 @@ class StreamedResponse:
             return await _read_response(self._response, self._where)
         except (aiohttp.ClientError, OSError) as error:
             raise _translated(error, self._where, self._timeout) from None
-
-
-class StreamProgress:
-    """Progress of a streamed answer: whether it has begun, and which choices have ended. Chunks are
-    held until one has content: until then, another attempt or tier may answer."""
-
-    def __init__(self, where: str, to_error: ToError, choices: int) -> None:
-        self._where, self._to_error, self._choices = where, to_error, choices
-        self._ended: set[str] = set()
-        self._half = b""  # of a surrogate pair
-        self._held: list[bytes] = []
-        self._has_begun = False
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self._ended) >= self._choices
-
-    def take(self, payload: bytes) -> list[bytes]:
-        """Note an event, and return the chunks to pass on as valid JSON; none for other events,
-        such as pings. Raises the error that it reports, `GarbledError` if it is no chunk. Errors
-        after the end of the answer are ignored."""
-        try:
-            return self._chunks(self._joined(payload))
-        except EndpointError:
-            if self.is_complete:
-                return []
-            raise
-
-    def _joined(self, payload: bytes) -> bytes:
-        """Move the first half of a surrogate pair to the chunk with the second."""
-        if b"\\u" not in payload:
-            return payload
-        if self._half and (low := LOW_HALF.search(payload)):
-            at, half, self._half = low.start(), self._half, b""
-            payload = payload[:at] + half + payload[at:]
-        if high := HIGH_HALF.search(payload):
-            self._half = high[0]
-            payload = payload[: high.start()] + payload[high.end() :]
-        return payload
-
-    def _chunks(self, payload: bytes) -> list[bytes]:
-        chunk, payload = parse_reply(payload, self._where)
-        choices = chunk.get("choices")
-        if choices is None and not chunk.get("error"):
-            if not chunk.get("usage"):  # a ping
-                return []
-            # The usage alone, which clients expect beside an empty list.
-            choices, payload = [], orjson.dumps({**chunk, "choices": []})
-        if chunk.get("error") or not isinstance(choices, list):
-            raise self._problem(chunk)
-        for choice in choices:
-            if not isinstance(choice, dict) or choice.get("error"):
-                raise self._problem(chunk)
-            if finish := choice.get("finish_reason"):
-                if finish == "error":
-                    raise self._problem(chunk)
-                self._ended.add(str(choice.get("index")))
-            self._has_begun = self._has_begun or bool(finish) or _has_content(choice.get("delta"))
-        self._held.append(payload)
-        held, self._held = (self._held, []) if self._has_begun else ([], self._held)
-        return held
-
-    def end(self, *, announced: bool = False) -> list[bytes]:
-        """Raise `ServerFailedError` if the answer is incomplete. A server that sends `[DONE]` may
-        have sent fewer choices than requested, or no finish reason: return one that says that the
-        answer may be cut off, so that it is neither stored nor repeated."""
-        if self.is_complete or (announced and self._ended):
-            return []
-        if not (announced and (self._has_begun or self._held)):
-            raise _cut(self._where)
-        choice = {"index": 0, "delta": {}, "finish_reason": "length"}
-        last = orjson.dumps({"object": "chat.completion.chunk", "choices": [choice]})
-        return [*self._held, last]
-
-    def _problem(self, chunk: JSONObject) -> EndpointError:
-        if failure := reported_failure(chunk):
-            return self._to_error(*failure, NO_HEADERS)
-        return GarbledError(f"{self._where} sent an event without choices", hint=WRONG_PROTOCOL)
-
-
-def _has_content(delta: object) -> bool:
-    """Return whether a piece of an answer has more than its role: text, reasoning, a tool call."""
-    return isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role")

@@ -38,7 +38,7 @@ MAX_ACTIVE = 64  # batches; further ones wait
 # Codes of errors after which the line is sent again.
 RETRY_CODES = (
     *("rate_limit_exceeded", "too_many_concurrent_requests", "decoding_busy"),
-    *("upstream_paused", "overloaded"),
+    "upstream_paused",
 )
 UNSENT_ERRORS = {
     "expired": ("batch_expired", "the batch expired before this request was sent"),
