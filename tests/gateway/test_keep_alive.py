@@ -17,6 +17,7 @@ from aiohttp import web
 
 from bottega.gateway import asgi
 from bottega.gateway.asgi import App, ChatEndpoint
+from bottega.gateway.ports import RequestRecord
 from tests.gateway.harness import Harness, client, harness, user_messages
 from tests.gateway.upstreams import CHUNKS, events, lines, signal_on_disconnect, upstream
 from tests.server import Answer, Server, ok, refuse
@@ -112,7 +113,8 @@ def test_silent_streams_are_kept_alive(endpoint: Server, tmp_path: Path, path: s
         with stream(server, path) as response:
             assert response.status == 200
             assert response.headers["content-type"].startswith("text/event-stream")
-            assert response.headers["x-bottega-route"] == "apprentice"
+            # A busy machine may send the first keep-alive before the tier is chosen.
+            assert response.headers["x-bottega-route"] in ("apprentice", None)
             for _ in range(3):
                 assert read_until(response, expected(path)) == expected(path)
             gate.open()
@@ -132,11 +134,13 @@ def test_silence_between_chunks_is_kept_alive(endpoint: Server, tmp_path: Path, 
         harness(tmp_path, apprentice=upstream(endpoint), keep_alive=0.03) as server,
         stream(server, path) as response,
     ):
-        begun = read_until(response, expected(path)) + read_until(response, expected(path))
+        while b'"a"' not in response.readline():
+            pass
+        read_until(response, expected(path))
         gate.open()
         rest = response.read().decode()
         assert server.wait(1).state == "answered"
-    assert b'"a"' in begun and ENDS[path] in rest
+    assert ENDS[path] in rest
 
 
 @pytest.mark.parametrize("path", APIS)
@@ -150,7 +154,6 @@ def test_later_fallback_is_named_in_a_comment(endpoint: Server, tmp_path: Path, 
             gate.open()
             rest = response.read().decode()
         record = server.wait(1)
-    assert response.headers["x-bottega-route"] == "apprentice"
     assert ": x-bottega-route: master\n" in rest
     assert ": x-bottega-fallback: apprentice\n" in rest and ENDS[path] in rest
     assert (record.status, record.route, record.fallback) == (200, "master", "apprentice")
@@ -187,6 +190,23 @@ def test_error_before_the_first_keep_alive_has_its_status(
         assert "temperature is invalid" in orjson.loads(response.read())["error"]["message"]
 
 
+async def test_first_keep_alive_names_the_tier_that_is_tried() -> None:
+    sent, record = list[Any](), RequestRecord("req_1", route="apprentice")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    sender = asgi.ReplySender(send, record, COMMENT)
+    await sender.keep_alive()
+    assert not sent  # no stream was requested
+    record.wants_stream = True
+    for _ in range(2):
+        await sender.keep_alive()
+    start, *kept = sent
+    assert start["status"] == 200 and (b"x-bottega-route", b"apprentice") in start["headers"]
+    assert [one["body"] for one in kept] == [COMMENT] * 2
+
+
 def test_stream_that_waits_for_a_slot_is_kept_alive(endpoint: Server, tmp_path: Path) -> None:
     gate = Gate()
     endpoint.answers = [gate.before(ok("unused"), lines(CHUNKS[0], done=False))]
@@ -195,7 +215,8 @@ def test_stream_that_waits_for_a_slot_is_kept_alive(endpoint: Server, tmp_path: 
         harness(tmp_path, apprentice=tier, keep_alive=0.03, replays=False) as server,
         stream(server, "chat/completions") as first,
     ):
-        read_until(first, COMMENT)
+        while b'"a"' not in first.readline():
+            pass
         with stream(server, "chat/completions") as second:
             assert read_until(second, COMMENT) == COMMENT
             assert len(endpoint.bodies) == 1
@@ -224,6 +245,8 @@ async def test_client_that_leaves_after_a_keep_alive_cancels_the_call(
     with harness(tmp_path, apprentice=upstream(endpoint), keep_alive=0.03) as server:
         with stream(server, "chat/completions") as response:
             read_until(response, COMMENT)
+            while not endpoint.bodies:
+                read_until(response, COMMENT)
         assert await asyncio.to_thread(gone.wait, 60)
         record = await asyncio.to_thread(server.wait, 1)
     assert (record.state, record.status, record.reason) == ("failed", 499, "client left")
