@@ -8,11 +8,13 @@ import pwd
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import count
@@ -272,3 +274,48 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _message(kind: bytes, payload: bytes) -> bytes:
+    return kind + struct.pack("!I", len(payload) + 4) + payload
+
+
+# The end of a handshake without a password: the connection is ready.
+READY = b"".join(
+    (
+        _message(b"R", struct.pack("!I", 0)),
+        _message(b"S", b"server_version\x0017.0\x00"),
+        _message(b"K", struct.pack("!II", 1, 2)),
+        _message(b"Z", b"I"),
+    )
+)
+
+
+@contextmanager
+def hanging_server(*answers: bytes) -> Iterator[str]:
+    """Run a server that answers the first messages of each connection, and then nothing. Yield the
+    URL of a database."""
+    accepted: list[socket.socket] = []
+
+    def serve() -> None:
+        with suppress(OSError):  # the socket is closed
+            while True:
+                accepted.append(listener.accept()[0])
+                threading.Thread(target=answer, args=[accepted[-1]], daemon=True).start()
+
+    def answer(connection: socket.socket) -> None:
+        with suppress(OSError):  # the client has left
+            for one in answers:
+                connection.recv(1 << 16)
+                connection.sendall(one)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield f"postgresql://u@127.0.0.1:{listener.getsockname()[1]}/d"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+            for connection in accepted:
+                connection.close()

@@ -21,7 +21,8 @@ BottegaError
 │   └── StoreFullError        no space left; earlier data is intact
 └── GenerationError           a model that did not answer
     ├── ModelLoadError        no such model, or not a vision-language model
-    ├── PromptTooLongError    more tokens than the model can read
+    ├── PromptRejectedError   roles or images that the model's chat template does not accept
+    │   └── PromptTooLongError  more tokens than the model can read
     ├── ReplayMissError       the record holds no answer to this request
     └── EndpointError         an HTTP endpoint that failed
         ├── UnreachableError  no connection (retryable)
@@ -38,6 +39,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 DISTRIBUTION = "bottega-vlm"  # `bottega` on the public index is another project
@@ -206,7 +208,11 @@ class ModelLoadError(GenerationError):
     pass
 
 
-class PromptTooLongError(GenerationError):
+class PromptRejectedError(GenerationError):
+    pass
+
+
+class PromptTooLongError(PromptRejectedError):
     pass
 
 
@@ -216,7 +222,11 @@ class ReplayMissError(GenerationError):
 
 class EndpointError(GenerationError):
     """Failure of an HTTP endpoint. `status` is the HTTP status of the last attempt, None without a
-    response. `retry_after` is the delay that the server requested, in seconds."""
+    response. `retry_after` is the delay that the server requested, in seconds. `detail` is the
+    server's own message, which may quote the request, and `fields` are the texts of its error."""
+
+    detail = ""
+    fields: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,

@@ -388,3 +388,39 @@ async def test_loop_writer_repeats_a_failed_write() -> None:
     await asyncio.sleep(0)
     await asyncio.wait_for(waits.aclose(), 5)  # without a further attempt
     assert results == []
+
+
+def test_repeated_losses_are_logged_once_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = threading.Event()
+
+    def fail(batch: list[int]) -> list[None]:
+        written.set()
+        raise StoreError("the disk is full")
+
+    writer: BatchWriter[int, None] = BatchWriter(fail, name="test")
+
+    def put(count: int) -> None:
+        for number in range(count):
+            written.clear()
+            lost = writer.lost
+            writer.put(number)
+            assert written.wait(60)
+            while writer.lost == lost:
+                time.sleep(0.001)
+
+    def logged() -> list[str]:
+        return [record.getMessage() for record in caplog.records]
+
+    put(20)
+    assert logged() == ["1 records were lost"]
+    assert caplog.records[0].exc_info is not None
+    monkeypatch.setattr("bottega._util.batch_writer.LOG_SECONDS", 0.0)
+    put(1)
+    assert logged()[1:] == ["20 records were lost"]
+    monkeypatch.setattr("bottega._util.batch_writer.LOG_SECONDS", 1e9)
+    put(3)
+    writer.close()
+    assert logged()[2:] == ["3 more records were lost"]
+    assert writer.lost == 24

@@ -9,7 +9,7 @@ import pytest
 
 from bottega._util.postgres import PostgresKind, PostgresPool, display_url, is_postgres_url
 from bottega.errors import SettingError, StoreBusyError, StoreError, StoreUnavailableError
-from tests.postgres import PostgresServer
+from tests.postgres import READY, PostgresServer, hanging_server
 
 NUMBERS = PostgresKind("numbers", ("CREATE TABLE numbers (n integer PRIMARY KEY)",))
 NEWER = replace(NUMBERS, migrations=(*NUMBERS.migrations, "ALTER TABLE numbers ADD note text"))
@@ -172,3 +172,23 @@ async def test_cancelled_call_ends_while_the_server_is_stuck(
         postgres.resume()
     assert len(await pool.fetch("SELECT n FROM numbers")) == 1
     await pool.close()
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [(), (b"N",), (b"N", READY)],
+    ids=["accepts", "without TLS", "ready"],
+)
+async def test_a_server_that_hangs_while_a_pool_opens_is_left_in_time(
+    monkeypatch: pytest.MonkeyPatch, answers: tuple[bytes, ...]
+) -> None:
+    monkeypatch.setattr("bottega._util.postgres.CONNECT_SECONDS", 1.0)
+    with hanging_server(*answers) as url:
+        pool = PostgresPool(url, NUMBERS, answer_seconds=0.2)
+        async with asyncio.timeout(20):
+            with pytest.raises(StoreError, match=r"no answer in 1 s|does not answer in 0.2 s"):
+                await pool.fetch("SELECT 1")
+            # Later calls do not wait again.
+            with pytest.raises(StoreUnavailableError, match="did not answer an earlier call"):
+                await pool.fetch("SELECT 1")
+            await pool.close()

@@ -22,6 +22,7 @@ from bottega._util import postgres_database
 from bottega._util.postgres import POOL_SIZE, PostgresKind, PostgresPool
 from bottega._util.postgres_database import PostgresDatabase
 from bottega._util.sql_tables import DatabaseTables
+from bottega.errors import StoreBusyError
 from tests.postgres import PostgresServer
 
 NUMBERS = PostgresKind("numbers", ("CREATE TABLE numbers (n integer)",))
@@ -205,6 +206,22 @@ def test_reports_leave_connections_to_other_calls(tables: DatabaseTables) -> Non
             reports = [threads.submit(tables.report, wait_for_lock) for _ in range(POOL_SIZE)]
             assert tables.execute("SELECT 2") == [(2,)]
         assert [one.result() for one in reports] == [[(1,)]] * POOL_SIZE
+
+
+def test_a_report_of_a_server_that_hangs_ends_in_time(
+    database: str, postgres: PostgresServer
+) -> None:
+    """A report may take minutes, but not because the server hangs."""
+    with closing(DatabaseTables(database, NUMBERS, answer_seconds=0.5)) as tables:
+        assert tables.report("SELECT 2") == [(2,)]
+        postgres.suspend()
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                report = thread.submit(tables.report, "SELECT 2")
+                with pytest.raises(StoreBusyError, match=r"does not answer in 0.5 s"):
+                    report.result(timeout=60)
+        finally:
+            postgres.resume()
 
 
 @pytest.mark.parametrize("name", ["execute", "report", "write"])

@@ -291,6 +291,16 @@ def test_damaged_entries_are_an_error(tmp_path: Path, line: bytes) -> None:
     assert "again" in refused.value.hint
 
 
+def test_entries_that_end_before_the_last_read_one_are_an_error(tmp_path: Path) -> None:
+    """The folder holds another build. Appending to it would leave a gap."""
+    store, path = opened(tmp_path), tmp_path / ENTRIES
+    store.add(named("one", "two"), rows)
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+
+    with pytest.raises(StoreError, match="damaged"):
+        store.add(named("three"), rows)
+
+
 def test_swapped_rows_are_detected(tmp_path: Path) -> None:
     passages = named("one", "two", "three")
     opened(tmp_path).add(passages, rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from bottega.evaluation.stream_summary import CurvePoint, summarize_streams
 from bottega.generation import ReplayGenerator, ScriptedGenerator
 from bottega.protocols import Tier
 from bottega.recipes.cache_retrieval import CacheRetrieval
-from bottega.types import Prompt
+from bottega.types import Example, Prompt
 from tests.builders import example
 from tests.knowledge.doubles import SeededEmbedder
 
@@ -102,11 +103,45 @@ def test_phases_divide_the_answers() -> None:
 
 async def test_stream_shows_only_earlier_answers_of_the_master(data: Benchmark) -> None:
     """The apprentice knows nothing until the master has answered once."""
-    stream = Stream(Curve(), 0.3, 1)
-    result = (await run_streams(setup(data, apprentice()), [stream], concurrency=1))[stream]
+    stream, made = Stream(Curve(), 0.3, 1), setup(data, apprentice())
+    result = (await run_streams(made, [stream], concurrency=1))[stream]
     first = next(one.index for one in result.scored if one.tier == "master")
     assert [one.score for one in result.scored] == [0.0] * first + [1.0] * (12 - first)
     assert [one.index for one in result.scored] == list(range(12))
+    assert [one.item.query.id for one in result.scored] == [f"i{n}" for n in made.orders[0]]
+
+
+async def test_master_answers_first_with_half_of_its_calls() -> None:
+    """The rest of its calls are spread over the rest of the stream."""
+    items = [example("a", shade) for shade in range(200)]
+    data = labelled_benchmark("d", [example("b", 200)], items)
+    stream = Stream(Curve(), 0.8, 1)
+    made = setup(data, apprentice(), router="half-first")
+    tiers = [one.tier for one in (await run_streams(made, [stream], concurrency=1))[stream].scored]
+    assert tiers[:80] == ["master"] * 80
+    assert tiers.count("master") == pytest.approx(160, abs=16)
+
+
+@pytest.mark.parametrize("router", ["coin", "coverage", "half-first"])
+async def test_streams_of_one_model_ask_no_other(data: Benchmark, router: str) -> None:
+    made = setup(data, apprentice(), router=router)
+    streams = [Stream(Curve(), rate, 1) for rate in (0, 1)]
+    results = await run_streams(made, streams, concurrency=1)
+    tiers = [{one.tier for one in results[stream].scored} for stream in streams]
+    assert tiers == [{"apprentice"}, {"master"}]
+
+
+async def test_random_control_shows_any_answer_but_that_of_the_own_question() -> None:
+    own, far = example("a", 0), example("c", 9)
+    near = Example(replace(own.query, text="Another question?"), "b", id="near")
+    data = labelled_benchmark("d", [near, far], [own])
+    shown: dict[str | None, set[str]] = {"random": set(), None: set()}
+    for control, seed in product(shown, range(8)):
+        stream = Stream(Curve("warm", control=control), 0, 1)  # type: ignore[arg-type]
+        made = setup(data, apprentice(), corpus=[own, near, far], orders=[[0]], seed=seed)
+        [scored] = (await run_streams(made, [stream], concurrency=1))[stream].scored
+        shown[control].add(scored.answer.text)
+    assert shown == {"random": {"b", "c"}, None: {"c"}}  # a search excludes the same image
 
 
 async def test_controls_and_figures(data: Benchmark) -> None:
@@ -185,17 +220,18 @@ async def test_interrupted_run_ends_with_the_same_answers(data: Benchmark, tmp_p
     store = RunStore.open(tmp_path / "run", settings, data.items)
     resumed = await run_streams(opened(99), streams, concurrency=1, store=store)
     store.close()
-    assert {
-        stream: [(one.tier, one.answer.text, one.score) for one in result.scored]
-        for stream, result in resumed.items()
-    } == {
-        stream: [(one.tier, one.answer.text, one.score) for one in result.scored]
-        for stream, result in undisturbed.items()
-    }
     store = RunStore.open(tmp_path / "run", settings, data.items)
     again = await run_streams(opened(0), streams, concurrency=1, store=store)
     store.close()
     assert list(again) == streams and again[streams[-1]].length == 12
+    first, *others = (
+        [
+            [(one.item.query.id, one.tier, one.answer.text, one.score) for one in found[key].scored]
+            for key in streams
+        ]
+        for found in (undisturbed, resumed, again)
+    )
+    assert others == [first, first]
 
 
 async def test_interrupted_repetition_does_not_complete_an_earlier_run(

@@ -102,6 +102,13 @@ def test_growth_is_last_part_minus_first() -> None:
     assert math.isnan(growth([stream_of("111", "bbb")], "a").value)
 
 
+@pytest.mark.parametrize("tiers", ["bbaaaa", "aaaabb"])
+def test_growth_leaves_out_streams_without_the_tier_in_a_part(tiers: str) -> None:
+    falling = stream_of("110000", tiers)
+    assert growth([falling, stream_of("000111")], "a").value == 1.0
+    assert math.isnan(growth([falling], "a").value)
+
+
 def test_gain_compares_the_same_tier_on_the_same_items() -> None:
     """The control of another router gave items 2 and 3 to the master."""
     ours = stream_of("1101", "aamm")

@@ -137,6 +137,7 @@ def harness(
     customize: Callable[[Tenant], Tenant] = lambda tenant: tenant,
     fallback: Fallback = "any",
     responses: ResponseStore | None = None,
+    keep_alive: float = 15.0,
 ) -> Iterator[Harness]:
     double = ScriptedGenerator(last_turn)
     parts = {
@@ -195,7 +196,10 @@ def harness(
         measured,
         response_cache.replies,
     )
-    app = App(gateway, ChatEndpoint(gateway.answer, server.records.append, gateway.limits))
+    chat = ChatEndpoint(
+        gateway.answer, server.records.append, gateway.limits, keep_alive_seconds=keep_alive
+    )
+    app = App(gateway, chat)
     with running(app) as server.url:
         yield server
     for cache in tenants.caches.values():

@@ -359,3 +359,36 @@ def test_invalid_limits_are_rejected(tmp_path: Path, wrong: dict[str, Any]) -> N
         accounts.add("team", **wrong)
     assert accounts.list() == []
     accounts.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *(("GET", path) for path in ("/files", "/files/file-1", "/files/file-1/content")),
+        *(("GET", path) for path in ("/batches", "/batches/batch_1", "/responses/resp_1")),
+        *(("POST", path) for path in ("/files", "/batches", "/batches/batch_1/cancel")),
+        *(("POST", "/feedback"), ("DELETE", "/files/file-1"), ("DELETE", "/responses/resp_1")),
+    ],
+)
+def test_the_rate_of_a_key_covers_requests_without_a_model(
+    endpoint: Server, tmp_path: Path, keys: Callable[..., str], method: str, path: str
+) -> None:
+    limited, free = keys("limited", requests_per_minute=2), keys("free")
+    spent = keys("spent", usd_per_month=0.0)  # its results stay readable
+    with run_gateway(gateway_server(endpoint, tmp_path, "[responses]\nstore = true")) as url:
+
+        def status(key: str) -> tuple[int, str]:
+            headers = {"Authorization": f"Bearer {key}"}
+            request = urllib.request.Request(url + path, headers=headers, method=method)
+            try:
+                with urllib.request.urlopen(request, timeout=20) as reply:
+                    return reply.status, ""
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code, error.headers.get("retry-after", "")
+
+        answered = {200, 400, 404}
+        assert {status(limited)[0], status(limited)[0]} <= answered
+        code, wait = status(limited)
+        assert code == 429 and 0 < int(wait) <= 30
+        assert {status(key)[0] for key in (free, free, free, spent)} <= answered

@@ -343,5 +343,5 @@ def test_sessions_of_a_kept_key_end_with_it(
     assert old[1] != new[1] and {old[1], new[1]} == set(keys[1])
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 61)
-    assert opened.signing_keys(account.id) == (account, [new[1]])
+    assert opened.signing_keys(account.id) == (account, [new[1]], 0.0)
     assert opened.sign_in(first) is None

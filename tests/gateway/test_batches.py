@@ -28,6 +28,8 @@ from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.batches.lines import MAX_ERRORS, Line, read_lines
 from bottega.gateway.batches.records import StoredFile
+from bottega.gateway.batches.runner import DAY, HOUR
+from bottega.gateway.batches.store import FILE as BATCHES_FILE
 from bottega.gateway.batches.store import BatchStore
 from bottega.gateway.config.settings import BatchSettings
 from bottega.gateway.running.build import build
@@ -37,6 +39,7 @@ from tests.gateway.gateways import ENVIRONMENT, gateway_config, run_gateway
 from tests.gateway.harness import client
 from tests.server import Server, ok, raw, refuse, running
 
+LIMITS: Any = {"limit": 100, "expires": time.time() + 3600, "max_files": 10}
 CHAT: Final = "/v1/chat/completions"
 MASTER = "bottega:route=large"
 
@@ -143,6 +146,9 @@ def test_batch_fills_the_cache(endpoint: Server, tmp_path: Path) -> None:
         assert int(shown.headers["x-bottega-demonstrations"]) > 0
         assert [one.id for one in real.batches.list()] == [batch.id]
     assert [state for _, state, _ in entries(tmp_path)] == ["answered"] * 4
+    # Outputs are in the file alone: a deleted file leaves none behind.
+    with closing(sqlite3.connect(tmp_path / BATCHES_FILE)) as connection:
+        assert connection.execute("SELECT count(*) FROM results").fetchone() == (0,)
 
 
 def test_files_are_private_to_their_key(endpoint: Server, tmp_path: Path) -> None:
@@ -156,6 +162,7 @@ def test_files_are_private_to_their_key(endpoint: Server, tmp_path: Path) -> Non
     ):
         files = [upload(ours, content) for _ in range(3)]
         assert ours.files.content(files[0].id).read() == content
+        assert (tmp_path / "files").stat().st_mode & 0o777 == 0o700
         shown = ours.files.retrieve(files[0].id)
         assert (shown.filename, shown.bytes, shown.purpose) == (
             "batch.jsonl",
@@ -293,7 +300,8 @@ def test_batch_waits_for_the_limits_of_its_key(
         server.gateway.limiter = Slow(server.ledger)
 
     names = [f"question {number}" for number in range(3)]
-    with gateway(tmp_path, endpoint, slow) as url, with_key(url, key) as real:
+    with gateway(tmp_path, endpoint, slow) as url, with_key(url, key) as limited:
+        real = limited.with_options(max_retries=20)  # the rate covers its own requests, too
         done = ended(real, start(real, chat_lines(*names, model="bottega:no-replay")))
         assert done.status == "completed" and done.error_file_id is None
         assert sorted(rows(real, done.output_file_id)) == names
@@ -317,6 +325,21 @@ def test_overloaded_upstream_is_asked_again_but_a_spent_budget_is_final(
             failed = ended(other, start(other, chat_lines("a", model="bottega")))
             found = rows(other, failed.error_file_id)["a"]["response"]
     assert (found["status_code"], found["body"]["error"]["code"]) == (429, "insufficient_quota")
+
+
+def test_paused_upstream_is_asked_again(endpoint: Server, tmp_path: Path) -> None:
+    """The failures of a client pause the tier before the batch starts."""
+    with gateway(tmp_path, endpoint) as url, client(url) as real:
+        endpoint.answers = [refuse(500)]
+        paused = ""
+        while paused != "upstream_paused":
+            with pytest.raises(openai.InternalServerError) as failed:
+                real.chat.completions.create(**chat_lines("client")[0]["body"])
+            paused = str(failed.value.code)
+        endpoint.answers = [ok("fine")]
+        done = ended(real, start(real, chat_lines("a")))
+        assert done.output_file_id and not done.error_file_id
+        assert list(rows(real, done.output_file_id)) == ["a"]
 
 
 def test_batch_continues_after_a_restart(endpoint: Server, tmp_path: Path) -> None:
@@ -490,9 +513,9 @@ def test_batch_of_a_file_that_is_deleted_meanwhile_is_refused(tmp_path: Path) ->
             return found
 
     with closing(DeletingStore(tmp_path)) as store:
-        file = store.add_file("a", "x", io.BytesIO(b"{}"), limit=100, expires=time.time() + 60)
+        file = store.add_file("a", "x", io.BytesIO(b"{}"), **LIMITS)
         with pytest.raises(ApiError, match="no such file"):
-            store.add_batch("a", CHAT, file.id, None, expires=0.0, limit=10)
+            store.add_batch("a", CHAT, file.id, None, expires=0.0, limit=10, max_batches=10)
         assert store.unfinished() == []
 
 
@@ -538,12 +561,52 @@ def test_sizes_are_limited(endpoint: Server, tmp_path: Path) -> None:
     assert len(files) == 2  # rejected uploads leave nothing
 
 
+def test_files_and_batches_of_a_key_are_counted(endpoint: Server, tmp_path: Path) -> None:
+    with closing(Accounts(tmp_path / FILE)) as accounts:
+        first, second = (accounts.add(name)[1] for name in ("a", "b"))
+    with gateway(tmp_path, endpoint, max_files=3) as url, client(url) as real:
+        one, other = real.with_options(api_key=first), real.with_options(api_key=second)
+        done = ended(one, start(one, chat_lines("x")))  # its output counts, too
+        assert done.metadata == {"a": "b"}
+        upload(one, b"{}")
+        with pytest.raises(openai.RateLimitError, match="limit of 3 files") as raised:
+            upload(one, b"{}")
+        assert raised.value.code == "too_many_files"
+        assert raised.value.response.headers["x-should-retry"] == "false"
+        assert len(list((tmp_path / "files").iterdir())) == 3
+        upload(other, b"{}")
+        for _ in range(2):
+            ended(one, one.batches.create(**fields_of(done)))
+        with pytest.raises(openai.RateLimitError, match="limit of 3 batches") as raised:
+            one.batches.create(**fields_of(done))
+        assert raised.value.code == "too_many_batches"
+        for file in one.files.list().data:
+            one.files.delete(file.id)
+        assert upload(one, b"{}").bytes == 2
+
+
+def fields_of(batch: Batch) -> Any:
+    names = ("input_file_id", "endpoint", "completion_window")
+    return {name: getattr(batch, name) for name in names}
+
+
+def test_long_names_of_files_are_rejected(shared: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="255 characters") as refused:
+        shared.files.create(file=("x" * 256, b"{}"), purpose="batch")
+    assert refused.value.param == "file"
+    longest = "é" * 255
+    assert shared.files.create(file=(longest, b"{}"), purpose="batch").filename == longest
+
+
 @pytest.mark.parametrize(
     ("given", "param"),
     [
         ({"endpoint": "/v1/images"}, "endpoint"),
         ({"completion_window": "1h"}, "completion_window"),
         ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a"),
+        ({"metadata": {"x" * 65: "a"}}, "metadata." + "x" * 64),
+        ({"metadata": {str(n): "a" for n in range(17)}}, "metadata"),
         ({"extra_body": {"priority": 1}}, "priority"),
     ],
 )
@@ -554,6 +617,22 @@ def test_invalid_batches_are_rejected_by_field(
     with pytest.raises(openai.BadRequestError) as refused:
         shared.batches.create(**fields)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("seconds", "lifetime"),
+    [(60, HOUR), (2 * HOUR, 2 * HOUR), (400 * DAY, 30 * DAY)],
+)
+def test_lifetime_of_a_file_is_limited(
+    shared: openai.OpenAI, seconds: int, lifetime: float
+) -> None:
+    file = shared.files.create(
+        file=b"{}",
+        purpose="batch",
+        expires_after={"anchor": "created_at", "seconds": int(seconds)},
+    )
+    assert (file.expires_at or 0) - file.created_at == lifetime
+    assert shared.files.retrieve(file.id).expires_at == file.expires_at
 
 
 def test_other_purposes_are_rejected(shared: openai.OpenAI) -> None:

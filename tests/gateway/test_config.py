@@ -45,8 +45,16 @@ def test_defaults_in_the_example_are_correct() -> None:
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
     sections = ("gateway", "route", "cache", "replay", "limits", "shadow", "batches", "telemetry")
     more = ("feedback", "responses")
-    unset = {"aliases", "allowed_hosts", "judge", "fetch_hosts", "fields", "file", "metrics_port"}
-    unset |= {"database", "database_env", "vectors", "vectors_env"}
+    unset = {
+        "aliases",
+        "allowed_hosts",
+        "allowed_origins",
+        "judge",
+        "fetch_hosts",
+        "fields",
+        "file",
+    }
+    unset |= {"metrics_port", "database", "database_env", "vectors", "vectors_env"}
     unset |= {"master_rate", "usd_per_1k", "min_confidence", "samples", "tier"}  # of other routers
     unset |= {"order", "groups"}  # stored or nearest-last; adapted
     config, section, found = parse_config(TWO), "", set()
@@ -201,6 +209,18 @@ def test_stored_tiers_can_be_configured() -> None:
             "write the name only",
         ),
         (TWO + "[gateway]\nallowed_hosts = ['[fe80::1]:80']", "gateway.allowed_hosts", "name only"),
+        *(
+            (
+                TWO + f"[gateway]\nallowed_origins = ['{origin}']",
+                "gateway.allowed_origins must be origins as browsers send them, got",
+                "https://app.example",
+            )
+            for origin in (
+                *("*", "", "null", "app.example", "https://app.example/", "https://App.example"),
+                *("https://*.example", "https://app.example:443", "http://app.example:80"),
+                *("https://app.example/path", "https://a b", "https://app.example:x"),
+            )
+        ),
         (TWO + "[limits]\nfetch_hosts = ['a.com']", "limits.fetch_hosts", "fetch_images = true"),
         (
             TWO + "[cache]\nretrieve = 'bm25'\nmin_similarity = 0.5",

@@ -133,13 +133,16 @@ def test_variants_answer_and_are_reported(endpoint: Server, tmp_path: Path) -> N
     assert text.exit_code == 0 and "'hidden'" in text.stdout
 
 
-def test_accounts_with_the_same_body_keep_their_variants(endpoint: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("unit", ["account", "user"])
+def test_accounts_with_the_same_body_keep_their_variants(
+    endpoint: Server, tmp_path: Path, unit: Any
+) -> None:
     with closing(Accounts(tmp_path / FILE)) as accounts:
         keys = [accounts.add(str(number)) for number in range(20)]
-    experiment = replace(SHOTS, name="who", unit="account", b=Overrides(master_rate=1.0))
+    experiment = replace(SHOTS, name="who", unit=unit, b=Overrides(master_rate=1.0))
     expected = {variant(experiment, account) for account, _ in keys}
     assert len(expected) == 2
-    section = 'name = "who"\nunit = "account"\nb = "master-rate=1"\n'
+    section = f'name = "who"\nunit = "{unit}"\nb = "master-rate=1"\n'
     with gateway(tmp_path, endpoint, section) as real:
         for _ in range(2):
             for account, key in keys:

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from bottega.errors import RejectedError, ServerFailedError
+from bottega.errors import PromptRejectedError, RejectedError, ServerFailedError
 from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.completion import Fallback
 from bottega.gateway.errors import reason_of
@@ -21,6 +21,8 @@ from bottega.pipeline import FixedRouter
 from bottega.protocols import Router, Tier
 from bottega.types import Answer, Query
 from tests.gateway.harness import client, harness, raw, user_messages
+from tests.gateway.upstreams import CHUNKS, USAGE, chunk, events, lines, upstream
+from tests.server import Server
 
 DOWN = ServerFailedError("down", status=503)
 
@@ -146,6 +148,41 @@ def test_refusals_do_not_lead_a_key_to_a_master_that_it_may_not_use(tmp_path: Pa
         for _ in range(2):
             with pytest.raises(openai.BadRequestError, match="temperature"):
                 raw(server, user_messages(1), temperature=0.5)
+
+
+TEMPLATE = PromptRejectedError("the chat template rejects the prompt", hint="merge the turns")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_prompt_that_a_chat_template_rejects_goes_to_another_tier(
+    tmp_path: Path, stream: bool
+) -> None:
+    strict = ScriptedGenerator([TEMPLATE] * 3)  # the last ones with and without demonstrations
+    with harness(tmp_path, apprentice=strict) as server:
+        answered = raw(server, user_messages(1), stream=stream)
+        assert answered.headers["x-bottega-route"] == "master"
+        with pytest.raises(openai.BadRequestError, match="merge the turns") as refused:
+            raw(server, user_messages(2), "bottega/apprentice", stream=stream)
+        assert refused.value.code == "unsupported"
+        reasons = [server.wait(n).entry().reason for n in (1, 2)]
+    assert reasons[0] == "fell back from apprentice: unsupported"
+    assert server.records[1].route == "apprentice"
+
+
+@pytest.mark.parametrize("begun", [[], [chunk("")], [USAGE]], ids=["role", "empty", "usage"])
+def test_another_tier_answers_until_the_first_content(
+    endpoint: Server, tmp_path: Path, begun: list[Any]
+) -> None:
+    role = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+    error = {"error": {"message": "lost a GPU"}}
+    endpoint.answers = [events(lines(role, *begun, error)), events(lines(role, *CHUNKS))]
+    tiers = {name: upstream(endpoint, retries=0) for name in ("apprentice", "master")}
+    with harness(tmp_path, **tiers) as server:  # type: ignore[arg-type]
+        answered = raw(server, user_messages(1), stream=True)
+        assert answered.headers["x-bottega-route"] == "master"
+        text = answered.http_response.text
+        assert text.count("lost a GPU") == 0 and text.count('"role"') == 1
+        assert server.wait(1).usage.prompt_tokens == 3
 
 
 def test_failure_of_another_tier_is_reported_before_a_refusal(tmp_path: Path) -> None:

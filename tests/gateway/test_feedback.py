@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import openai
 import pytest
+from aiohttp import web
 from typer.testing import CliRunner
 
 from bottega.cli.app import app
@@ -106,6 +109,31 @@ def test_ratings_are_stored_and_counted(endpoint: Server, tmp_path: Path) -> Non
         (0.0, "too short", "large"),
     ]
     assert exported(tmp_path, "--corrections") == exported(tmp_path, "--namespace", "x") == []
+
+
+def test_feedback_counts_as_a_request_of_its_key(endpoint: Server, tmp_path: Path) -> None:
+    with closing(Accounts(tmp_path / FILE)) as accounts:
+        _, single = accounts.add("single", max_concurrent=1)
+    answering, go = threading.Event(), threading.Event()
+
+    async def hold(request: web.Request) -> web.StreamResponse:
+        answering.set()
+        await asyncio.to_thread(go.wait, 60)
+        return await ok("seven")(request)
+
+    with gateway(tmp_path, endpoint, single) as (_, one), ThreadPoolExecutor(1) as pool:
+        reply = one.ask(1, model="bottega")
+        endpoint.answers = [hold]
+        held = pool.submit(one.ask, 2, model="bottega")
+        assert answering.wait(60)
+        try:
+            with pytest.raises(openai.RateLimitError, match="concurrent requests"):
+                one.send(reply, rating=1)
+        finally:
+            go.set()
+        held.result(60)
+        for _ in range(2):
+            assert one.send(reply, rating=1)["rating"] == 1.0
 
 
 def test_ids_of_other_apis_are_accepted(endpoint: Server, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import aclosing
+from typing import Any
 
 import orjson
 import pytest
@@ -17,10 +18,10 @@ from bottega.errors import (
 )
 from bottega.gateway.upstreams import HttpUpstream
 from bottega.openai_api.client import Breaker, Tolerance
-from bottega.openai_api.transport import Timeouts
 from tests.gateway.upstreams import (
     BODY,
     CHUNKS,
+    USAGE,
     chunk,
     completed,
     events,
@@ -30,7 +31,7 @@ from tests.gateway.upstreams import (
     streamed,
     upstream,
 )
-from tests.server import Answer, Server, cut, ok, refuse, slowly
+from tests.server import Answer, Server, cut, ok, refuse, slowly, stall
 
 
 async def test_stream_arrives_unchanged(endpoint: Server) -> None:
@@ -147,34 +148,120 @@ async def test_oversized_replies_are_not_read(
     assert len(endpoint.bodies) == 1
 
 
-BEAT: list[bytes | float] = [b": alive\n\n", 0.04] * 8
+def beats(piece: bytes, times: int) -> list[bytes | float]:
+    return [piece, 0.02] * times
+
+
+def repeated(piece: bytes) -> Answer:
+    return events(*beats(piece, 2000))
+
+
+COMMENT = b": alive\n\n"
+
+
+ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+NEVER_ENDING = {
+    "no response": slowly(events(lines(*CHUNKS)), 40.0),
+    "nothing": events(40.0),
+    "comments": repeated(COMMENT),
+    "pings": repeated(PING),
+    "roles": repeated(lines(ROLE, done=False)),
+    "chunk, nothing": events(lines(chunk("a"), done=False), 40.0),
+    "chunks": repeated(lines(chunk("a"), done=False)),
+    "half of a reply": stall(40.0),
+}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("name", NEVER_ENDING)
+async def test_timeout_covers_an_attempt_whatever_arrives(
+    endpoint: Server, name: str, stream: bool
+) -> None:
+    endpoint.answers = [NEVER_ENDING[name]]
+    target = upstream(endpoint, timeout=0.25, retries=0)
+    with pytest.raises(EndpointTimeoutError, match=r"did not finish its reply within 0\.25 s"):
+        await (streamed if stream else completed)(target)
 
 
 @pytest.mark.parametrize(
-    ("sent", "limits", "received"),
+    "sent",
     [
-        (slowly(events(lines(*CHUNKS)), 0.3), {"first": 0.1}, 0),
-        (events(0.3), {"first": 0.1}, 0),
-        (events(*BEAT, lines(*CHUNKS)), {"first": 0.1}, 0),
-        (events(lines(chunk("a"), done=False), 0.4), {"between": 0.1}, 1),
-        (events(lines(chunk("a"), done=False), *BEAT), {"total": 0.15}, 1),
+        events(*beats(COMMENT, 15), lines(*CHUNKS)),
+        events(*beats(PING, 15), lines(*CHUNKS)),
+        events(0.3, lines(*CHUNKS)),
+        events(lines(chunk("a"), done=False), COMMENT, 0.3, lines(*CHUNKS[1:])),
+        events(lines(chunk("a"), done=False), 0.3, lines(*CHUNKS[1:])),
     ],
+    ids=["comments", "pings", "silence", "comment between", "silence between"],
 )
-async def test_silence_times_out(
-    endpoint: Server, sent: Answer, limits: dict[str, float], received: int
+async def test_timeout_is_the_only_limit_of_a_stream(
+    endpoint: Server, sent: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("bottega.openai_api.transport.CONNECT_SECONDS", 1e5)
+    loop = asyncio.get_running_loop()
+    begun, real = loop.time(), loop.time
+    monkeypatch.setattr(loop, "time", lambda: begun + (real() - begun) * 1000)  # 0.3 s: 5 minutes
     endpoint.answers = [sent]
-    got, target = [], upstream(endpoint, timeout=Timeouts(**limits), retries=0)
-    with pytest.raises(EndpointTimeoutError):
+    assert await streamed(upstream(endpoint, timeout=1e5, retries=0)) == CHUNKS
+
+
+EMPTY = {
+    "role": ROLE,
+    "no text": chunk(""),
+    "null": {"choices": [{"index": 0, "delta": {"content": None, "tool_calls": []}}]},
+    "no delta": {"choices": [{"index": 0, "delta": None}]},
+    "filter results": {"choices": [], "prompt_filter_results": [{"prompt_index": 0}]},
+    "usage": USAGE,
+}
+BREAKS: dict[str, tuple[bytes, str]] = {
+    "error": (lines({"error": {"message": "lost a GPU"}}), ""),
+    "error choice": (lines(chunk(finish="error")), ""),
+    "garbage": (b"data: {oops\n\n", ""),
+    "cut": (b"", "abort"),
+    "end": (b"", ""),
+}
+
+
+@pytest.mark.parametrize("broken", BREAKS)
+@pytest.mark.parametrize("name", EMPTY)
+async def test_failure_before_the_first_content_is_retried(
+    endpoint: Server, name: str, broken: str
+) -> None:
+    begun, (rest, end) = lines(ROLE, EMPTY[name], done=False), BREAKS[broken]
+    endpoint.answers = [events(begun, rest, end=end), events(begun, lines(*CHUNKS))]
+    assert await streamed(upstream(endpoint)) == [ROLE, EMPTY[name], *CHUNKS]
+    assert len(endpoint.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"content": "a"},
+        {"content": [{"type": "text", "text": "a"}]},
+        {"reasoning_content": "hm"},
+        {"refusal": "no"},
+        {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": ""}}]},
+        {"function_call": {"name": "f"}},
+        {"audio": {"data": "UklG"}},
+    ],
+    ids=lambda delta: next(iter(delta)),
+)
+async def test_first_content_ends_the_retries(endpoint: Server, delta: dict[str, Any]) -> None:
+    piece = {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+    endpoint.answers = [events(lines(ROLE, piece, {"error": {"message": "lost a GPU"}}))]
+    got, target = [], upstream(endpoint)
+    with pytest.raises(ServerFailedError):
         async for payload in target.stream(BODY):
-            got.append(payload)
+            got.append(orjson.loads(payload))
     await target.aclose()
-    assert len(got) == received
+    assert (got, len(endpoint.bodies)) == ([ROLE, piece], 1)
 
 
-async def test_comment_keeps_a_begun_stream_alive(endpoint: Server) -> None:
-    endpoint.answers = [events(lines(chunk("a"), done=False), *BEAT, lines(*CHUNKS[1:]))]
-    assert await streamed(upstream(endpoint, timeout=Timeouts(between=0.15))) == CHUNKS
+async def test_empty_answers_arrive_with_their_end(endpoint: Server) -> None:
+    sent = [ROLE, chunk(finish="stop"), USAGE]
+    endpoint.answers = [events(lines(*sent))]
+    assert await streamed(upstream(endpoint)) == sent
 
 
 async def test_closing_a_stream_ends_its_request(endpoint: Server) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
+from aiohttp import web
 
 from bottega.errors import (
     EndpointError,
@@ -150,6 +151,51 @@ async def test_other_token_limit_name_is_used_after_a_rejection(
     await completed(target, BODY | {sent: 6})
     limits = [[body.get(sent), body.get(accepted)] for body in endpoint.bodies]
     assert limits == [[5, None], [None, 5], [None, 6]]
+
+
+NEW, OLD = "max_completion_tokens", "max_tokens"
+
+
+def accepting(*names: str) -> Answer:
+    """Return the answer of a server that knows only these names of the token limit."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        body = orjson.loads(await request.read())
+        for name in {NEW, OLD} - {*names}:
+            if name in body:
+                return await refuse(400, f"Unsupported parameter: {name}")(request)
+        return await ok("a")(request)
+
+    return answer
+
+
+@pytest.mark.parametrize("sent", [OLD, NEW])
+@pytest.mark.parametrize(("first", "second"), [(OLD, NEW), (NEW, OLD)])
+async def test_name_of_the_token_limit_is_learned_again(
+    endpoint: Server, sent: str, first: str, second: str
+) -> None:
+    """Another model may be served under the same name."""
+    target, names = upstream(endpoint), list[str]()
+    for accepted in (first, second, first):
+        endpoint.answers = [accepting(accepted)]
+        for _ in range(2):
+            await target.complete(BODY | {sent: 5})
+            names += [name for name in (OLD, NEW) if name in endpoint.bodies[-1]]
+        assert [one.get(name) for one in endpoint.bodies[-2:] for name in (accepted,)] == [5, 5]
+    await target.aclose()
+    assert names == [first, first, second, second, first, first]
+    assert len(endpoint.bodies) == 6 + (3 if sent != first else 2)
+
+
+async def test_both_names_of_the_token_limit_may_be_rejected(endpoint: Server) -> None:
+    endpoint.answers = [accepting()]
+    target = upstream(endpoint)
+    for _ in range(2):
+        with pytest.raises(RequestRejectedError, match="Unsupported parameter"):
+            await target.complete(BODY | {OLD: 5})
+    endpoint.answers = [accepting(NEW)]
+    await completed(target, BODY | {OLD: 5})
+    assert len(endpoint.bodies) == 2 * 2 + 2
 
 
 async def test_a_request_without_a_limit_gets_that_of_the_tier(endpoint: Server) -> None:

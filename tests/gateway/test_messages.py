@@ -238,6 +238,22 @@ def test_stream_of_text(gateway: Harness, server: doubles.Server) -> None:
     assert final.usage.output_tokens > 0 and final.usage.input_tokens > 0
 
 
+def test_streamed_refusal_is_the_text_and_the_reason(
+    gateway: Harness, server: doubles.Server
+) -> None:
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    chunks = (delta(refusal="I can"), delta(refusal="not."), delta(content=""), end)
+    server.answers = [events(lines(*chunks))]
+    with (
+        client(gateway) as real,
+        real.messages.stream(
+            model="bottega/master", max_tokens=9, messages=[{"role": "user", "content": "hi"}]
+        ) as stream,
+    ):
+        final = stream.get_final_message()
+    assert (storable_text(final), final.stop_reason) == ("I cannot.", "refusal")
+
+
 RAW = {
     "message_start",
     "content_block_start",
@@ -329,13 +345,18 @@ def deep_call() -> Any:
         ({"messages": deep_call()}, "nested"),
     ],
 )
-def test_invalid_requests_name_the_field(shared: Harness, changed: Any, field: str) -> None:
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_invalid_requests_name_the_field(
+    shared: Harness, path: str, changed: Any, field: str
+) -> None:
     import anthropic
 
+    if "count" in path and field == "messages[0].content[0].source":
+        return  # images are decoded only for a model
     given = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, **changed}
     with client(shared) as real, pytest.raises(anthropic.BadRequestError) as raised:
         body = {"model": "bottega", **given}
-        real.post("/v1/messages", body=body, cast_to=object)
+        real.post(path, body=body, cast_to=object)
     error = raised.value.body
     assert isinstance(error, dict)
     assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
@@ -361,9 +382,74 @@ def test_other_addresses_of_the_api_have_its_errors(shared: Harness) -> None:
     import anthropic
 
     with client(shared) as real, pytest.raises(anthropic.NotFoundError) as raised:
-        real.messages.count_tokens(model="bottega", messages=[{"role": "user", "content": "hi"}])
+        real.post("/v1/messages/batches", body={}, cast_to=object)
     error: Any = raised.value.body
     assert (error["type"], error["error"]["type"]) == ("error", "not_found_error")
+
+
+# The form of an id of Claude Code: 159 characters.
+LONG_ID = f"user_{'0a1b2c3d' * 8}_account__session_{'4e5f6071' * 9}"[:159]
+
+
+@pytest.mark.parametrize("id", ["u1", "x" * 64, "x" * 65, LONG_ID, "é" * 65, "{" + "a" * 255])
+def test_long_ids_of_users_are_shortened(gateway: Harness, server: doubles.Server, id: str) -> None:
+    """OpenAI rejects a user of more than 64 characters."""
+    server.answers = [reply_with(content="fine")]
+    for _ in range(2):
+        ask(gateway, "hi", "bottega/master", metadata={"user_id": id})
+    ask(gateway, "hi", "bottega/master", metadata={"user_id": id + "2"})
+    first, again, other = (body["user"] for body in server.bodies)
+    assert first == again != other
+    assert (first == id) == (len(id) <= 64)
+    assert len(first) <= 64
+
+
+def count(harness: Harness, messages: Any = "hi", model: str = "bottega", **more: Any) -> int:
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    with client(harness) as real:
+        return real.messages.count_tokens(model=model, messages=messages, **more).input_tokens
+
+
+def test_tokens_are_counted_without_a_call(gateway: Harness, server: doubles.Server) -> None:
+    short = count(gateway)
+    assert 0 < short < count(gateway, "hi " * 400) < 2000
+    assert count(gateway, system="Be brief. " * 100) > short + 100
+    assert count(gateway, tools=[WEATHER]) > short + 10
+    image = [{"role": "user", "content": [image_block(10), {"type": "text", "text": "hi"}]}]
+    assert count(gateway, image) > short + 500
+    assert server.bodies == []
+    record = gateway.wait(5)
+    assert (record.status, record.cost_usd, record.route) == (200, 0.0, "")
+
+
+def test_counts_are_corrected_by_the_usage_of_the_tier(
+    gateway: Harness, server: doubles.Server
+) -> None:
+    text = "word " * 300
+    before = count(gateway, text, "bottega/master")
+    usage = {"prompt_tokens": 3 * before, "completion_tokens": 1}
+    server.answers = [doubles.ok("fine", usage=usage)]
+    ask(gateway, text, "bottega/master")
+    assert count(gateway, text, "bottega/master") == 3 * before
+    assert count(gateway, text, "bottega/apprentice") == before
+
+
+def test_counting_needs_the_rights_of_a_message(tmp_path: Path) -> None:
+    import anthropic
+
+    accounts = {"sk-test": Account("a", "a", requests_per_minute=3, tiers=("apprentice",))}
+    with harness(tmp_path, authenticate=lambda key: accounts.get(key or "")) as own:
+        assert count(own, model="bottega/apprentice") > 0
+        with pytest.raises(anthropic.NotFoundError, match="claude"):
+            count(own, model="claude")
+        with pytest.raises(anthropic.PermissionDeniedError, match="tier 'master'"):
+            count(own, model="bottega/master")
+        with pytest.raises(anthropic.RateLimitError):
+            count(own)
+        accounts.clear()
+        with pytest.raises(anthropic.AuthenticationError):
+            count(own)
 
 
 def test_required_fields(shared: Harness) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from bottega.gateway.upstreams import HttpUpstream
 from bottega.openai_api.client import Breaker, Tolerance
-from bottega.openai_api.transport import Timeouts
 from tests.gateway.harness import client, harness
 from tests.gateway.provider_shapes import SHAPES, Shape, playing_shapes
 
@@ -288,7 +287,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zoo]:
     never = Breaker(Tolerance(failures=10_000, rate=1.0, at_least=1000))
     with playing_shapes() as url:
         provider = HttpUpstream(
-            "x", base_url=url, api_key="sk-x", timeout=Timeouts(30), retries=0, breaker=never
+            "x", base_url=url, api_key="sk-x", timeout=30, retries=0, breaker=never
         )
         folder = tmp_path_factory.mktemp("zoo")
         with (

@@ -3,12 +3,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import threading
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import openai
+import orjson
 import pytest
 import uvicorn
+from aiohttp import web
 
 from bottega.errors import SettingError
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.reports import EntryFilter, list_requests
 from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.config.settings import Config
@@ -17,9 +25,11 @@ from bottega.gateway.running.build import build
 from bottega.gateway.running.process import RELOADED, DrainingServer, reload
 from bottega.gateway.running.server import Admission
 from bottega.openai_api.errors import ApiError
+from bottega.openai_api.streams import DONE_EVENT, to_event
 from bottega.types import Usage
-from tests.gateway.gateways import ENVIRONMENT, gateway_config
+from tests.gateway.gateways import ENVIRONMENT, gateway_config, run_gateway
 from tests.gateway.test_experiments import chat
+from tests.server import Server
 
 CHANGED = """
 [limits]
@@ -36,7 +46,11 @@ max_concurrent = 3
 def changed(config: Config, more: str = CHANGED) -> Config:
     new = gateway_config(config.gateway.data, "http://localhost:9/v1", more)
     listening = dataclasses.replace(
-        new.gateway, max_concurrent=5, allowed_hosts=("gate.local",), finish_seconds=9.0
+        new.gateway,
+        max_concurrent=5,
+        allowed_hosts=("gate.local",),
+        allowed_origins=("https://app.example",),
+        finish_seconds=9.0,
     )
     small, large = new.tiers
     repriced = dataclasses.replace(small, price=(7.0, 7.0), timeout=3.0)
@@ -56,6 +70,7 @@ async def test_reload_applies_settings_and_logs_the_others(
     assert (gateway.limits.images, gateway.limits.request_pixels) == (2, 1000)
     assert gateway.limits.body_mb == 20
     assert gateway.allowed_hosts == ("gate.local",)
+    assert gateway.allowed_origins == ("https://app.example",)
     assert gateway.more_fields == {"guided_choice"}
     assert (gateway_server.app.limit, gateway.completer.finish_seconds) == (5, 9.0)
     assert (before, gateway_server.tier_set.prices("qwen", Usage(1_000_000, 0))) == (1.0, 7.0)
@@ -123,6 +138,55 @@ async def test_an_invalid_configuration_changes_nothing(
     assert "not reloaded: limits.images is out of range (use 0 or more)" in caplog.text
     assert (gateway_server.config, gateway_server.gateway.limits) == (config, limits)
     await gateway_server.aclose()
+
+
+@pytest.mark.parametrize("is_valid", [True, False])
+def test_open_streams_survive_a_reload_and_are_billed_once(
+    endpoint: Server, tmp_path: Path, is_valid: bool
+) -> None:
+    may_end = threading.Event()
+    pieces = [{"content": "a"}, {"content": "b"}]
+    chunks: list[dict[str, Any]]
+    chunks = [{"choices": [{"index": 0, "delta": one, "finish_reason": None}]} for one in pieces]
+    chunks[-1]["choices"][0]["finish_reason"] = "stop"
+    usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
+    chunks.append({"choices": [], "usage": usage})
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for chunk in chunks:
+            await response.write(to_event(orjson.dumps(chunk)))
+            if chunk is chunks[0]:
+                await asyncio.to_thread(may_end.wait, 30)
+        await response.write(DONE_EVENT)
+        return response
+
+    def read() -> Config:
+        if not is_valid:
+            raise SettingError("limits.images is out of range", hint="use 0 or more")
+        return changed(config)
+
+    config = gateway_config(tmp_path, endpoint.url)
+    gateway_server = build(config, ENVIRONMENT)
+    with run_gateway(gateway_server) as url:
+        endpoint.answers = [answer]
+        client = openai.OpenAI(base_url=url, api_key="sk-any", max_retries=0)
+        stream = client.chat.completions.create(
+            model="bottega",
+            messages=[{"role": "user", "content": "What is 3 + 4?"}],
+            stream=True,
+        )
+        with client, stream:
+            deltas = (chunk.choices[0].delta.content for chunk in stream if chunk.choices)
+            assert next(deltas) == "a"
+            reload(gateway_server, read)
+            may_end.set()
+            assert "".join(text or "" for text in deltas) == "b"
+    with closing(Ledger(tmp_path / "gateway.db")) as ledger:
+        [entry] = list_requests(ledger, EntryFilter(), 10)
+        assert (entry.state, entry.prompt_tokens) == ("answered", 10)
+    assert len([body for body in endpoint.bodies if body]) == 1, "others list the models"
 
 
 def test_reloaded_names_are_settings() -> None:

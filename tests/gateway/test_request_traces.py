@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import dataclasses
+import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.config.settings import TraceSettings
 from bottega.gateway.request_traces import RequestTraces
 from bottega.gateway.running.build import build
@@ -71,3 +74,47 @@ async def test_old_traces_are_deleted(tmp_path: Path) -> None:
     with closing(TraceStore.open(tmp_path / "t.db")) as stored:
         assert [one.id for one in stored.search()] == ["new"]
         assert stored.summary().count == 1
+
+
+def overwrite(file: Path) -> None:
+    file.write_bytes(b"no database" * 1000)
+
+
+def truncate(file: Path) -> None:
+    TraceStore.open(file).close()
+    file.write_bytes(file.read_bytes()[:1000])
+
+
+def break_schema(file: Path) -> None:
+    TraceStore.open(file).close()
+    with closing(sqlite3.connect(file)) as connection:
+        tables = "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE '%trace%'"
+        for (name,) in connection.execute(tables).fetchall():
+            connection.execute(f"DROP TABLE {name}")
+        connection.commit()
+
+
+def use_other_store(file: Path) -> None:
+    Accounts(file).close()
+
+
+@pytest.mark.parametrize("damage", [overwrite, truncate, break_schema, use_other_store, Path.mkdir])
+def test_gateway_starts_without_damaged_traces(
+    endpoint: Server,
+    tmp_path: Path,
+    damage: Callable[[Path], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    damage(tmp_path / "traces.db")
+    endpoint.answers = [ok("seven")]
+    config = gateway_config(tmp_path, endpoint.url)
+    config = dataclasses.replace(config, traces=TraceSettings("texts"))
+    with run_gateway(build(config, ENVIRONMENT)) as url:
+        reply, _ = ask(url, "What is 3 + 4?")
+    assert reply["choices"][0]["message"]["content"] == "seven"
+    logged = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    [message] = logged
+    if damage is break_schema:  # found by the first write only
+        assert message == "1 records were lost"
+    else:
+        assert message.startswith("traces are not stored") and "traces.db" in message

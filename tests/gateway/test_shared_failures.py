@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from bottega.gateway.running.build import build
 from tests.gateway.gateways import ENVIRONMENT
 from tests.gateway.metered_gateway import PRICE
 from tests.gateway.test_shared_gateways import CONFIG, TIER, Gateways, _session, gateways
-from tests.postgres import PostgresServer
+from tests.postgres import READY, PostgresServer, hanging_server
 from tests.server import Server
 
 STATE = "[state]\ndatabase_env = 'DATABASE'\n#"
@@ -47,6 +49,17 @@ def test_database_that_refuses_is_named_at_the_start(
     error = refused(database.replace("postgres:secret", "reader:secret"), tmp_path)
     assert "permission denied for schema public" in str(error) and "CREATE" in error.hint
     postgres.execute(database, "DROP ROLE reader")
+
+
+@pytest.mark.parametrize("answers", [(), (b"N", READY)], ids=["accepts", "ready"])
+def test_database_that_hangs_is_named_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: tuple[bytes, ...]
+) -> None:
+    monkeypatch.setattr("bottega._util.postgres.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("bottega.gateway.accounting.database.ANSWER_SECONDS", 0.2)
+    with hanging_server(*answers) as url, ThreadPoolExecutor(1) as thread:
+        error = thread.submit(refused, url, tmp_path).result(timeout=60)
+    assert re.search(r"no answer in 1 s|does not answer in 0.2 s", str(error))
 
 
 def test_setting_of_each_database_is_named(

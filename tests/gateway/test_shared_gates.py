@@ -125,6 +125,20 @@ async def test_each_retrieval_method_has_a_gate(ledgers: list[Ledger]) -> None:
         assert opened.state() == one.state()
 
 
+async def test_gate_outlives_its_samples(ledgers: list[Ledger]) -> None:
+    """The ledger deletes old samples; what the gates have learned from them is stored."""
+    [first] = samples(1)
+    gates = SharedGates(ledgers[0])
+    opened = await asyncio.to_thread(gates.open, "a", "nearest")
+    await asyncio.to_thread(record, ledgers[0], first)
+    await gates.update()
+    await asyncio.to_thread(ledgers[0].flush)
+    assert await asyncio.to_thread(ledgers[0].prune, 1.0) == 1
+    late = await asyncio.to_thread(SharedGates(ledgers[1]).open, "a", "nearest")
+    assert late.state() == opened.state()
+    assert late.state()["samples"] == [list(first)]
+
+
 async def test_sample_of_a_slow_transaction_is_not_skipped(
     ledgers: list[Ledger], database: str
 ) -> None:

@@ -299,6 +299,9 @@ async def test_stuck_postgres_delays_requests_by_seconds(endpoint: Server, tmp_p
                             assert (await one.post(session, 0, f"{seconds}"))[0] == 200
                         if seconds == 10:
                             await asyncio.sleep(2)
+                    ready = one.urls[0].removesuffix("/v1") + "/readyz"
+                    async with asyncio.timeout(5), session.get(ready) as reply:
+                        assert reply.status == 200
                     one.key = limited
                     async with asyncio.timeout(5):
                         assert (await one.post(session, 0, "with a budget"))[0] == 503

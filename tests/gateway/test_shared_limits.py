@@ -346,6 +346,32 @@ async def test_restarted_redis_keeps_budgets(
     assert ["cannot be checked" in one for one in logged] == [True, False]  # once per outage
 
 
+async def test_budget_is_refused_while_spending_cannot_be_committed(
+    postgres: PostgresServer, database: str
+) -> None:
+    """Other gateways would not know the spending. A rate needs no ledger."""
+    budget, rate = Account("a", "a", usd_per_month=1.0), Account("b", "b", requests_per_minute=60)
+    entry = Entry(time.time(), "r", "a", "", "t", "m", "answered", cost_usd=0.1)
+    table = "ALTER TABLE gateway_entries RENAME"
+    async with process(database) as one:
+        await asyncio.to_thread(postgres.execute, database, f"{table} TO away")
+        try:
+            one.ledger.record(entry)
+            assert await one.ledger.durable() is not None
+            with pytest.raises(LimitsUnavailableError):
+                await one.limiter.admit(budget)
+            with pytest.raises(LimitsUnavailableError):
+                await one.limiter.reservation(budget).reserve(0.1)
+            assert await one.limiter.admit(rate) is None
+        finally:
+            away = "ALTER TABLE away RENAME TO gateway_entries"
+            await asyncio.to_thread(postgres.execute, database, away)
+        async with asyncio.timeout(60):
+            while await one.ledger.durable() is not None:
+                pass
+        assert await one.limiter.admit(budget) is None
+
+
 @pytest.mark.slow
 async def test_crash_of_postgres_keeps_budgets(
     postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,7 @@ from bottega.errors import (
     ImageError,
     MissingDependencyError,
     ModelLoadError,
+    PromptRejectedError,
     SettingError,
 )
 from bottega.generation import TransformersGenerator, local
@@ -148,7 +149,7 @@ async def test_a_template_error_fails_its_request_only(
         return_exceptions=True,
     )
     assert isinstance(good, Reply)
-    assert isinstance(refused, GenerationError) and "must come first" in str(refused)
+    assert isinstance(refused, PromptRejectedError) and "must come first" in str(refused)
     assert refused.hint
 
 
@@ -158,7 +159,7 @@ async def test_a_template_that_drops_an_image_raises(
     await fast.load()
     assert fast._loaded is not None
     monkeypatch.setattr(fast._loaded.processor, "chat_template", "no image")
-    with pytest.raises(GenerationError, match="image tokens, got 0") as caught:
+    with pytest.raises(PromptRejectedError, match="image tokens, got 0") as caught:
         await fast.generate(shown(1, 2), SHORT)
     assert caught.value.hint
 

@@ -22,9 +22,9 @@ from bottega import Query
 from bottega.bundled import CLASS_FEATURES, bundled_folder
 from bottega.bundled.fast_vlm import FastVlm
 from bottega.errors import (
-    GenerationError,
     MissingDependencyError,
     ModelLoadError,
+    PromptRejectedError,
     PromptTooLongError,
 )
 from bottega.generation import bundled
@@ -154,13 +154,13 @@ def test_a_continued_message_needs_text() -> None:
     image = Image.from_pillow(images()[0])
     prompt = Prompt((*shown(1).messages, Message("assistant", (image,))))
     for model in (plain("apprentice"), expected("apprentice")):
-        with pytest.raises(GenerationError, match="template rejects the prompt"):
+        with pytest.raises(PromptRejectedError, match="template rejects the prompt"):
             model.render(prompt, Sampling())
 
 
 def test_an_empty_prompt_is_an_error() -> None:
     for model in (plain("apprentice"), expected("apprentice")):
-        with pytest.raises(GenerationError, match="template rejects the prompt"):
+        with pytest.raises(PromptRejectedError, match="template rejects the prompt"):
             model.render(Prompt(()), Sampling())
 
 

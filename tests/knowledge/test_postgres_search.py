@@ -119,6 +119,14 @@ def test_cosine_index_accepts_vectors_of_any_norm(
             assert found.example.query.text == example.query.text
 
 
+def test_vector_of_zeros_has_similarity_0(database: str) -> None:
+    with KnowledgeBase.open(database, ScaledEmbedder()) as kb:
+        kb.add([text_example("a 0"), text_example("b 1")])
+        found = [(one.example.query.text, one.score) for one in kb.search(Query("b 1"), 2)]
+        assert found == [("b 1", pytest.approx(1.0)), ("a 0", 0.0)]
+        assert [one.score for one in kb.search(Query("c 0"), 2)] == [0.0, 0.0]
+
+
 def test_l2_index_rejects_large_values(database: str) -> None:
     with KnowledgeBase.open(database, ScaledEmbedder(), metric="l2", hnsw_above=30) as kb:
         kb.add(text_example(f"{n} 1") for n in range(50))

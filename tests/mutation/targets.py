@@ -105,6 +105,52 @@ TARGETS = (
         "gateway/test_repeat* gateway/test_stored_repeats",
     ),
     Target("openai_api/*", "openai_api/test_* gateway/test_http* generation/test_openai*"),
+    # Gateway.
+    Target("gateway/batches/*", "gateway/test_batches"),
+    Target("gateway/state/*", "gateway/test_shared_*"),
+    Target("gateway/messages*", "gateway/test_messages"),
+    Target(
+        "gateway/responses* gateway/response_store gateway/translation gateway/completions",
+        "gateway/test_responses* gateway/test_stored_responses gateway/test_completions"
+        " gateway/test_messages",
+    ),
+    Target("gateway/embeddings", "gateway/test_embeddings gateway/test_batches"),
+    Target(
+        "gateway/admin gateway/cached_examples gateway/feedback gateway/request_traces",
+        "gateway/test_admin gateway/test_feedback gateway/test_request_traces",
+    ),
+    Target("gateway/experiments", "gateway/test_experiments gateway/test_variants"),
+    Target("gateway/decode_budget", "gateway/test_decoding gateway/test_limits"),
+    Target("gateway/judging", "gateway/test_judging gateway/test_reported_agreement"),
+    Target(
+        "gateway/telemetry/*",
+        "gateway/test_metrics gateway/test_worker_metrics gateway/test_logs"
+        " gateway/test_monitoring gateway/test_request_traces",
+    ),
+    Target(
+        "gateway/config/* gateway/running/*",
+        "gateway/test_config gateway/test_build gateway/test_admission gateway/test_connection"
+        " gateway/test_listening gateway/test_namespaces gateway/test_readiness"
+        " gateway/test_reload gateway/test_retrieval_methods gateway/test_shared_examples"
+        " gateway/test_tuned_settings gateway/test_variants gateway/test_worker_metrics",
+    ),
+    Target(
+        "gateway/*",
+        "gateway/test_completion gateway/test_serving gateway/test_requests gateway/test_isolation"
+        " gateway/test_fallback gateway/test_faulty_upstream gateway/test_http_upstream"
+        " gateway/test_http_streams gateway/test_lenient_upstreams gateway/test_local_upstream"
+        " gateway/test_error_messages gateway/test_field_policy gateway/test_passages"
+        " gateway/test_reasoning gateway/test_search gateway/test_sequential",
+    ),
+    Target("ui/*", "ui/test_*"),
+    # Other stores and streams.
+    Target("knowledge/postgres/*", "knowledge/test_postgres_* knowledge/test_store_model"),
+    Target("evaluation/stream*", "evaluation/test_stream* cli/test_stream"),
+    Target(
+        "compression/store compression/persistence compression/packed_texts",
+        "compression/test_store compression/test_persistence compression/test_packed_texts"
+        " compression/test_prefix_searcher",
+    ),
     # RACC.
     Target(
         "compression/layers compression/model compression/prefixes compression/hyper_model",

@@ -191,6 +191,20 @@ def test_leave_one_out_of_few_random_entries_keeps_one_group() -> None:
     assert LeaveOneOutGroupCount(_rows(look), _rows(say), k=4)(ids, tags) == 1
 
 
+@pytest.mark.parametrize("k", [1, 2, 3, 12])
+@pytest.mark.parametrize("n", [2, 10, 1500])
+def test_scores_are_those_of_the_nearest_with_the_group_first(n: int, k: int) -> None:
+    """A partition sorts short rows whole on some processors, but not long ones."""
+    rng = np.random.default_rng(0)
+    near, similarity = rng.uniform(-1, 1, (2, 20, n)).astype(np.float32)
+    inside = rng.random((20, n)) < 0.5
+    near[range(20), rng.integers(0, n, 20)] = -np.inf  # the query itself
+    rows = _rows(near)
+    found = LeaveOneOutGroupCount(rows, rows, k=k)._scores(near, similarity, inside)
+    first = np.lexsort((-near, ~inside, np.isinf(near)))[:, : min(k, n - 1)]
+    assert found == pytest.approx(np.take_along_axis(similarity, first, 1).mean(1), abs=1e-6)
+
+
 def _noise(rng: np.random.Generator, dimension: int) -> Vectors:
     return rng.standard_normal((400, dimension)).astype(np.float32)
 

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from bottega.gateway.accounting.row_types import Account
 from bottega.ui.pages import query_string
@@ -73,6 +74,20 @@ async def test_odd_logins_are_rejected_with_a_page(tmp_path: Path) -> None:
             form = {"key": TOKEN, "next": "//["}
             async with session.post(url, data=form, headers=SAME) as reply:
                 assert reply.url.path == "/ui/cache"
+
+
+def test_forms_without_files_have_a_lower_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parsers of them may take time quadratic in the length of a field."""
+    monkeypatch.setattr("bottega.ui.forms.MAX_URLENCODED", 1000)
+    file = aiohttp.FormData({"label": "shade"})
+    file.add_field("images", b"x" * 2000, filename="a.png")
+    with base_console(tmp_path) as served:
+        sent = [("POST", "/knowledge/add", form) for form in ({"answer": "x" * 2000}, file)]
+        (status, text), (_, of_file) = served.send(TOKEN, sent)
+    assert status == 413 and "larger than 1,000 bytes" in text
+    assert "a.png is not a readable image" in of_file
 
 
 async def test_links_do_not_put_text_on_the_login_page(tmp_path: Path) -> None:

@@ -56,6 +56,63 @@ def test_a_revoked_key_ends_its_sessions(accounts: Accounts) -> None:
     assert sessions.user(cookie) is None and sessions.login(key) is None
 
 
+def test_logout_ends_all_sessions_of_the_key_everywhere(accounts: Accounts, tmp_path: Path) -> None:
+    account, key = accounts.add("ann")
+    _, other_key = accounts.add("bob")
+    with closing(Accounts(tmp_path / "gateway.db")) as others:
+        here, elsewhere = Sessions(accounts), Sessions(others)
+        cookies = [here.login(key), here.login(key, read_only=True), elsewhere.login(key)]
+        untouched = here.login(other_key)
+        user = here.user(cookies[0])
+        assert user is not None
+        here.logout(user)
+        others.list()  # refreshes, as its thread does within a second
+        for sessions in (here, elsewhere):
+            assert [sessions.user(cookie) for cookie in cookies] == [None] * 3
+            assert sessions.user(untouched) is not None
+        later = here.login(key)  # in the same second
+        assert here.user(later) is not None and elsewhere.user(later) is not None
+    with closing(Accounts(tmp_path / "gateway.db")) as again:  # after a restart
+        assert Sessions(again).user(cookies[0]) is None
+        assert Sessions(again).user(later) is not None
+        assert again.authenticate(key) == account
+
+
+def test_logout_ends_the_sessions_of_the_link(accounts: Accounts) -> None:
+    sessions = Sessions(accounts, token="secret")
+    cookies = [sessions.login("secret"), sessions.login("secret")]
+    user = sessions.user(cookies[0])
+    assert user is not None
+    sessions.logout(user)
+    assert [sessions.user(cookie) for cookie in cookies] == [None, None]
+    assert sessions.user(sessions.login("secret")) is not None
+
+
+async def test_a_copied_cookie_ends_with_the_logout(endpoint: Server, tmp_path: Path) -> None:
+    with console(tmp_path, endpoint, ADMIN, TEAM) as served:
+        async with (
+            aiohttp.ClientSession(cookie_jar=jar(), headers=SAME) as session,
+            aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), headers=SAME) as copier,
+        ):
+            form = {"key": served.keys["ann"]}
+            async with session.post(f"{served.url}/login", data=form) as reply:
+                assert reply.url.path == "/ui/overview"
+                copied = reply.history[0].cookies.output(attrs=[], header="", sep=";").strip()
+            page = f"{served.url}/requests"
+            async with copier.get(page, headers={"Cookie": copied}) as reply:
+                assert (reply.status, reply.url.path) == (200, "/ui/requests")
+            async with session.post(f"{served.url}/logout", headers={"Sec-Fetch-Site": "none"}):
+                pass  # of another site: no logout
+            async with copier.get(page, headers={"Cookie": copied}) as reply:
+                assert reply.url.path == "/ui/requests"
+            async with session.post(f"{served.url}/logout") as reply:
+                assert reply.url.path == "/ui/login"
+            async with copier.get(page, headers={"Cookie": copied}) as reply:
+                assert reply.url.path == "/ui/login"
+            async with session.post(f"{served.url}/logout") as reply:  # without a session
+                assert reply.url.path == "/ui/login"
+
+
 def test_changed_and_old_cookies_are_rejected(
     accounts: Accounts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

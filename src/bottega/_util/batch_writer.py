@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -16,6 +18,7 @@ from bottega.errors import StoreError
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
 log = logging.getLogger(__name__)
+LOG_SECONDS = 60.0
 
 
 class WriterThread:
@@ -146,7 +149,7 @@ class BatchWriter(Generic[RecordT, ResultT]):
 
     `write` is acknowledged: it returns when the record is written, or raises the error of its
     batch. `put` is not: it returns at once, and records above `max_waiting` or of a failed batch
-    count as `lost`.
+    count as `lost`, which is logged once in `LOG_SECONDS`.
     """
 
     def __init__(
@@ -160,6 +163,7 @@ class BatchWriter(Generic[RecordT, ResultT]):
         daemon: bool = False,
     ) -> None:
         self.lost = 0
+        self._unlogged, self._logged_at = 0, -math.inf
         self._write_batch = write_batch
         self._max_batch, self._max_waiting = max_batch, max_waiting
         self._waiting: deque[tuple[RecordT, Future[ResultT] | None]] = deque()
@@ -180,11 +184,22 @@ class BatchWriter(Generic[RecordT, ResultT]):
             self._waiting.append((record, None))
             self._thread.wake()
         else:
-            self.lost += 1
+            self._lose(1, None)
 
     def close(self, timeout: float | None = None) -> None:
         """Write the waiting records, for at most `timeout` seconds, and stop."""
         self._thread.close(timeout)
+        if self._unlogged:
+            log.error("%d more records were lost", self._unlogged)
+
+    def _lose(self, count: int, error: BaseException | None) -> None:
+        """Count lost records. A broken file fails with each batch: one message would bury the
+        others of the log."""
+        self.lost += count
+        self._unlogged += count
+        if time.monotonic() - self._logged_at >= LOG_SECONDS:
+            log.error("%d records were lost", self._unlogged, exc_info=error)
+            self._unlogged, self._logged_at = 0, time.monotonic()
 
     def _write_all(self) -> bool:
         while self._waiting:
@@ -202,8 +217,7 @@ class BatchWriter(Generic[RecordT, ResultT]):
                     if waiter is not None:
                         waiter.set_exception(error)
                 if lost := sum(done is None for _, done in batch):
-                    self.lost += lost
-                    log.error("%d records were lost", lost, exc_info=error)
+                    self._lose(lost, error)
                 continue
             for waiter, result in zip(waiters, results, strict=True):
                 if waiter is not None:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit, urlunsplit
 
-from bottega._util.postgres_errors import translated, unavailable
+from bottega._util.postgres_errors import no_answer, translated, unavailable
 from bottega._util.store_kind import StoreKind
 from bottega.errors import (
     SettingError,
-    StoreBusyError,
     StoreError,
     StoreUnavailableError,
     require_extra,
@@ -29,6 +28,7 @@ URL = "write postgresql://user@host:5432/database; in user and password, %2F for
 CANCEL_SECONDS = 2.0
 BACKOFF_SECONDS = 5.0
 WAIT_SECONDS = 10.0  # for a free connection
+MIGRATE_SECONDS = 600.0  # of large tables, or for the migration of another process
 POOL_SIZE = 10
 SCHEMAS = "bottega_schemas"  # version and hash of each kind of tables
 DEVELOPMENT_SCHEMAS = "bottega_migrations"  # of development versions, which stored no hash
@@ -160,10 +160,7 @@ class PostgresPool:
                 self._backoff.begin()
                 # Otherwise its release waits until the server has cancelled the statement.
                 connection.terminate()
-                raise StoreBusyError(
-                    f"{self.name} does not answer in {seconds:g} s",
-                    hint="check the load and the disk of the PostgreSQL server",
-                ) from error
+                raise no_answer(self.name, seconds) from error
             finally:
                 if not is_kept:
                     await pool.release(connection)
@@ -249,11 +246,7 @@ class PostgresPool:
             if self._pool is None:
                 with translated(self.name):
                     if self._migrates:
-                        connection = await self._connected()
-                        try:
-                            await _migrate(connection, self._kind, self.name, self._create)
-                        finally:
-                            await connection.close()
+                        await self._migrate()
                     self._pool = await asyncpg.create_pool(
                         self._url,
                         min_size=0,
@@ -263,6 +256,26 @@ class PostgresPool:
                         timeout=CONNECT_SECONDS,
                     )
             return self._pool
+
+    async def _migrate(self) -> None:
+        """Check the version of the tables, and migrate them if it is not the current one. Both have
+        a time limit, because a server may hang after it has accepted the connection."""
+        connection = await self._connected()
+        seconds = self._answer_seconds or WAIT_SECONDS
+        try:
+            async with asyncio.timeout(seconds):
+                found = await _checked_version(connection, self._kind, self.name)
+            if found != self._kind.version:
+                seconds = MIGRATE_SECONDS
+                async with asyncio.timeout(seconds):
+                    await _migrate(connection, self._kind, self.name, self._create)
+            with suppress(TimeoutError):
+                await connection.close(timeout=CANCEL_SECONDS)
+        except TimeoutError as error:
+            self._backoff.begin()
+            raise no_answer(self.name, seconds) from error
+        finally:
+            connection.terminate()  # changes nothing if it is closed
 
     async def _connected(self) -> Connection:
         import asyncpg
@@ -295,10 +308,7 @@ async def _keep_session(connection: Connection) -> None:
 
 async def _migrate(connection: Connection, kind: PostgresKind, name: str, create: bool) -> None:
     """Migrate the tables to the current version. Several processes may do so at once."""
-    found = await _checked_version(connection, kind, name)
-    if found == kind.version:
-        return
-    if not (found or create):
+    if not (create or await _checked_version(connection, kind, name)):
         raise StoreError(f"{name} contains no {kind.name}", hint="correct the database in the URL")
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)

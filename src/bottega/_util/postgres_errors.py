@@ -46,6 +46,13 @@ def translated(name: str) -> Iterator[None]:
         raise unavailable(name, error.strerror or str(error) or type(error).__name__) from error
 
 
+def no_answer(name: str, seconds: float | None) -> StoreBusyError:
+    return StoreBusyError(
+        f"{name} does not answer in {seconds or 0:g} s",
+        hint="check the load and the disk of the PostgreSQL server",
+    )
+
+
 def unavailable(name: str, reason: str) -> StoreUnavailableError:
     return StoreUnavailableError(
         f"{name} cannot be reached: {reason}",

@@ -200,7 +200,10 @@ def _setting_error(error: ErrorDetails, path: SettingPath) -> SettingError:
         described, example = f"the text '{got}'", got
     problem = f"must be {allowed}, got {described}"
     if error["loc"]:
-        problem, example = f"item {int(error['loc'][0]) + 1} {problem}", f"[{example}]"
+        at = error["loc"][0]
+        if isinstance(at, str):
+            return (path / at).error(problem, hint=f"write {at} = {example}")
+        problem, example = f"item {at + 1} {problem}", f"[{example}]"
     if kind == "greater_than" and isinstance(
         context["gt"], float
     ):  # the limit itself is not allowed

@@ -162,8 +162,8 @@ class FileTables:
 
 class DatabaseTables:
     """Tables in PostgreSQL, with the methods of `FileTables`. A call without an answer fails after
-    `answer_seconds`, a report after `REPORT_SECONDS`. Reports have connections of their own, since
-    many may run for long."""
+    `answer_seconds`, a report after `REPORT_SECONDS`, or after `answer_seconds` if the server does
+    not answer at all. Reports have connections of their own, since many may run for long."""
 
     dialect = POSTGRES
 
@@ -179,6 +179,7 @@ class DatabaseTables:
         return [tuple(row) for row in self.database.read(postgres_statement(statement), *values)]
 
     def report(self, statement: str, *values: object) -> list[SqlRow]:
+        self.database.read("SELECT 1")  # a server that hangs must not hold the caller for long
         return [tuple(row) for row in self._reports.read(postgres_statement(statement), *values)]
 
     def write(self, statements: Sequence[Statement]) -> list[SqlRow]:

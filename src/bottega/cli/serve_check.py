@@ -23,7 +23,6 @@ from bottega.gateway.running.process import base_url
 from bottega.gateway.running.tiers import OPENAI, key_variable
 from bottega.gateway.state.shared import check_redis
 from bottega.openai_api.endpoint import Endpoint
-from bottega.openai_api.transport import Timeouts
 from bottega.pipeline import Pipeline
 from bottega.recording import PriceTable
 from bottega.telemetry import DEFAULT_ENDPOINT, ENDPOINT, check_exporter
@@ -85,6 +84,8 @@ def _tier(
         variable = key_variable(tier)
         state = "set" if environment.get(variable or "") else "NOT set"
         yield "  key", f"{variable} {state}" if variable else "none"
+        if names := [name for _, name in tier.header_names]:
+            yield "  headers", ", ".join(names)
     yield "  shots", _shots(config.shots(tier))
     yield "  supports", _capabilities(tier)
     if tier.search != "none":
@@ -100,12 +101,8 @@ def _tier(
     else:
         yield "  price", _published_price(tier.upstream_name, prices)
     if tier.is_remote:
-        timeouts = Timeouts.of(tier.timeout)
-        yield (
-            "  timeout",
-            f"{timeouts.total:g} s per attempt; streams: {timeouts.first:g} s to the first event,"
-            f" {timeouts.between:g} s between events; {_counted(tier.retries, 'retry', 'retries')}",
-        )
+        retries = _counted(tier.retries, "retry", "retries")
+        yield "  timeout", f"{tier.timeout:g} s per attempt, streamed or not; {retries}"
         yield "  concurrency", f"{tier.concurrency} requests"
 
 

@@ -62,7 +62,7 @@ def ui(
             say("  anyone with this link can open the console; Ctrl-C stops it")
             sys.stdout.flush()
 
-        app = standalone_app(found.runs, bases, traces, token)
+        app = standalone_app(found.runs, bases, traces, token, is_local=listening.is_loopback)
         ConsoleServer(app, announce).run([listener])
 
 

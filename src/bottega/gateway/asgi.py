@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Any
 
 import orjson
@@ -20,13 +20,19 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from bottega.errors import BottegaError, StoreError
+from bottega.errors import StoreError
 from bottega.gateway.chat import Gateway
 from bottega.gateway.completions import completions_endpoint
 from bottega.gateway.embeddings import EmbeddingsEndpoint
-from bottega.gateway.errors import CLOSING, code_of, error_response, to_api_error, unknown_model
+from bottega.gateway.errors import (
+    CLOSING,
+    error_response,
+    note_failure,
+    to_api_error,
+    unknown_model,
+)
+from bottega.gateway.messages import PING, messages_endpoint, token_count_endpoint
 from bottega.gateway.messages import error_body as messages_error
-from bottega.gateway.messages import messages_endpoint
 from bottega.gateway.ports import Answer, Receive, Reply, RequestRecord, Scope, Send
 from bottega.gateway.requests import Limits, check_host
 from bottega.gateway.response_store import not_stored, unknown_response
@@ -41,18 +47,22 @@ POLL_SECONDS = 0.05
 
 
 class WatchedRequest:
-    """Request whose task is cancelled once its client disconnects."""
+    """Request whose task is cancelled once its client disconnects, and whose stream is kept alive
+    by `sender` after so many silent seconds."""
 
-    __slots__ = ("_receive", "_watcher", "_work", "has_left")
+    __slots__ = ("_receive", "_seconds", "_sender", "_watcher", "_work", "has_left")
 
-    def __init__(self, work: asyncio.Task[Any], receive: Receive) -> None:
+    def __init__(
+        self, work: asyncio.Task[Any], receive: Receive, sender: ReplySender, seconds: float
+    ) -> None:
         self._work: asyncio.Task[Any] | None = work
-        self._receive = receive
+        self._receive, self._sender, self._seconds = receive, sender, seconds
         self._watcher: asyncio.Task[None] | None = None
         self.has_left = False
 
     def listen(self) -> None:
         if self._watcher is None:
+            self._sender.last = perf_counter()
             self._watcher = asyncio.create_task(self._cancel_when_gone())
 
     def end(self) -> None:
@@ -63,12 +73,21 @@ class WatchedRequest:
         self._work = None
 
     async def _cancel_when_gone(self) -> None:
-        # The body is complete, so the next message is the disconnect, or an empty request.
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        while not await self._has_disconnected():
+            if self._sender.last + self._seconds <= perf_counter():
+                await self._sender.keep_alive()
         self.has_left = True
         if self._work is not None:
             self._work.cancel()
+
+    async def _has_disconnected(self) -> bool:
+        """Wait for the next message, or until a keep-alive is due."""
+        # The body is complete, so the next message is the disconnect, or an empty request.
+        try:
+            async with asyncio.timeout(self._sender.last + self._seconds - perf_counter()):
+                return bool((await self._receive())["type"] == "http.disconnect")
+        except TimeoutError:
+            return False
 
 
 class DisconnectWatcher:
@@ -103,7 +122,6 @@ class DisconnectWatcher:
             self._schedule_tick()
 
 
-log = logging.getLogger(__name__)
 JSON = (b"content-type", b"application/json")
 EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 # Proxies must not buffer a stream.
@@ -115,15 +133,20 @@ CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 @dataclass(frozen=True)
 class ChatEndpoint:
     """ASGI endpoint that calls `answer` with the headers and a function that reads the body. Its
-    exceptions become errors that `error_body` formats, by default those of the OpenAI API. `on_end`
-    gets the record of each ended request; `measure` is a context manager around each request."""
+    exceptions become errors that `error_body` formats, or `error_event` within a stream, by default
+    those of the OpenAI API. `on_end` gets the record of each ended request; `measure` is a context
+    manager around each request. A stream that is silent for `keep_alive_seconds` gets a
+    `keep_alive`."""
 
     answer: Answer
     on_end: Callable[[RequestRecord], None]
     limits: Limits
     error_body: Callable[[ApiError], bytes] = lambda error: error.body
+    error_event: Callable[[ApiError], bytes] = lambda error: to_event(error.body)
     measure: Measure = not_measured
     watch: DisconnectWatcher = field(default_factory=DisconnectWatcher)
+    keep_alive: bytes = b": keep-alive\n\n"
+    keep_alive_seconds: float = 15.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {
@@ -139,7 +162,8 @@ class ChatEndpoint:
         started = False
         work = asyncio.current_task()
         assert work is not None
-        watched = WatchedRequest(work, receive)
+        sender = ReplySender(send, record, self.keep_alive)
+        watched = WatchedRequest(work, receive, sender, self.keep_alive_seconds)
         record.has_left = lambda: watched.has_left
 
         async def body() -> bytes:
@@ -152,7 +176,7 @@ class ChatEndpoint:
             if watched.has_left and reply.events is None:
                 raise _DisconnectedError  # the upstream call was finished only to learn its cost
             started = True
-            await _send(send, record, reply)
+            await sender.send(reply)
         except _DisconnectedError:
             record.state, record.status, record.reason = "failed", CLIENT_LEFT, "client left"
         except asyncio.CancelledError:
@@ -162,27 +186,18 @@ class ChatEndpoint:
                 record.status, record.reason = CLIENT_LEFT, record.reason or "client left"
             else:
                 record.status, record.reason = CLOSING.status, "shutting down"
-                await _send_shutdown_error(send, record, self.error_body(CLOSING))
+                if record.streamed:
+                    await sender.end(self.error_event(CLOSING))
+                else:
+                    await sender.send(Reply(CLOSING.headers, self.error_body(CLOSING)))
         except Exception as error:
-            note_failure(record, error)
-            if started:
+            api_error = note_failure(record, error)
+            if started or record.streamed:
                 raise  # the status is sent: uvicorn closes the connection
-            api_error = to_api_error(error)
-            record.status = api_error.status
-            await _send(send, record, Reply(api_error.headers, self.error_body(api_error)))
+            await sender.send(Reply(api_error.headers, self.error_body(api_error)))
         finally:
             self.watch.end(watched)
             self.on_end(record)
-
-
-def note_failure(record: RequestRecord, error: Exception) -> None:
-    """Record why a request failed. Log the reason, which the client may not get."""
-    record.state = "failed"
-    record.reason = code_of(error, getattr(error, "code", None))
-    if not isinstance(error, BottegaError):
-        log.error("request %s failed", record.request_id, exc_info=error)
-    elif not isinstance(error, ApiError):
-        log.warning("request %s failed: %s", record.request_id, error)
 
 
 def request_id() -> str:
@@ -219,45 +234,92 @@ async def _body(headers: Mapping[str, str], receive: Receive, limits: Limits) ->
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def _send(send: Send, record: RequestRecord, reply: Reply) -> None:
-    headers = [(b"x-request-id", record.request_id.encode())]
-    if record.client_request_id:
-        headers.append((b"x-client-request-id", record.client_request_id.encode()))
-    for name, value in reply.headers.items():
-        headers.append((name.encode(), value.encode("latin-1", "replace")))
-    start = {"type": "http.response.start", "status": record.status, "headers": headers}
-    if reply.events is None:
-        headers += (JSON, (b"content-length", str(len(reply.payload)).encode()))
-        await send(start)
-        await send({"type": "http.response.body", "body": reply.payload})
-        return
-    try:
-        # Start the generator first: `aclose` skips the `finally` of one that has not started.
-        first = await anext(reply.events, b"")
-        await send({**start, "headers": [EVENTS, *UNBUFFERED, *headers]})
-        record.streamed = True
-        await send({"type": "http.response.body", "body": first, "more_body": True})
-        async for event in reply.events:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-    finally:
-        await reply.events.aclose()
-    await send({"type": "http.response.body", "body": b""})
+class ReplySender:
+    """Sender of the reply to one request, and of keep-alives while its stream is silent. `last` is
+    the moment of the last event, on the clock of `perf_counter`."""
 
+    __slots__ = ("_has_ended", "_keep_alive", "_record", "_send", "_starting", "last")
 
-async def _send_shutdown_error(send: Send, record: RequestRecord, body: bytes) -> None:
-    """End a reply that the server's shutdown has interrupted with an error."""
-    if not record.streamed:
-        await _send(send, record, Reply(CLOSING.headers, body))
-        return
-    await send({"type": "http.response.body", "body": to_event(body), "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
+    def __init__(self, send: Send, record: RequestRecord, keep_alive: bytes) -> None:
+        self._send, self._record, self._keep_alive = send, record, keep_alive
+        self._starting = asyncio.Lock()  # a keep-alive and the reply may begin at the same time
+        self._has_ended = False
+        self.last = 0.0
+
+    async def send(self, reply: Reply) -> None:
+        """Send a whole reply. Headers that come after a keep-alive are sent as a comment."""
+        if reply.events is None:
+            self._has_ended = True
+            length = b"content-length", str(len(reply.payload)).encode()
+            await self._start(reply.headers, JSON, length)
+            await self._send({"type": "http.response.body", "body": reply.payload})
+            return
+        try:
+            # Start the generator first: `aclose` skips the `finally` of one that has not started.
+            first = await anext(reply.events, b"")
+            await self._begin_events(reply.headers)
+            await self._send_event(first)
+            async for event in reply.events:
+                self.last = perf_counter()
+                await self._send({"type": "http.response.body", "body": event, "more_body": True})
+        finally:
+            await reply.events.aclose()
+        await self.end()
+
+    async def keep_alive(self) -> None:
+        """Send a keep-alive to a client that requested a stream. The first one before the reply
+        sends the status 200 and the tier that is tried."""
+        self.last = perf_counter()
+        if not self._record.wants_stream:
+            return
+        async with self._starting:
+            if self._has_ended:
+                return
+            if not self._record.streamed:
+                route = self._record.route
+                await self._start_events({"x-bottega-route": route} if route else {})
+            await self._send_event(self._keep_alive)
+
+    async def _begin_events(self, headers: Mapping[str, str]) -> None:
+        async with self._starting:
+            if not self._record.streamed:
+                await self._start_events(headers)
+            elif headers:
+                comment = "".join(f": {name}: {value}\n" for name, value in headers.items())
+                await self._send_event(f"{comment}\n".encode())
+
+    async def _start_events(self, headers: Mapping[str, str]) -> None:
+        self._record.streamed = True
+        await self._start(headers, EVENTS, *UNBUFFERED)
+
+    async def _start(self, given: Mapping[str, str], *more: tuple[bytes, bytes]) -> None:
+        record = self._record
+        headers = [*more, (b"x-request-id", record.request_id.encode())]
+        if record.client_request_id:
+            headers.append((b"x-client-request-id", record.client_request_id.encode()))
+        for name, value in given.items():
+            headers.append((name.encode(), value.encode("latin-1", "replace")))
+        await self._send(
+            {"type": "http.response.start", "status": record.status, "headers": headers}
+        )
+
+    async def _send_event(self, event: bytes) -> None:
+        self.last = perf_counter()
+        await self._send({"type": "http.response.body", "body": event, "more_body": True})
+
+    async def end(self, event: bytes = b"") -> None:
+        """End a stream, after a last event if given."""
+        self._has_ended = True
+        await self._send({"type": "http.response.body", "body": event})
 
 
 CHAT = ("/v1/chat/completions", "/chat/completions")
 RESPONSES = ("/v1/responses", "/responses")
 MESSAGES = ("/v1/messages",)
+TOKEN_COUNT = "/v1/messages/count_tokens"
 COMPLETIONS = ("/v1/completions", "/completions")
 EMBEDDINGS = ("/v1/embeddings", "/embeddings")
+CHAT_PATHS = {*CHAT, *RESPONSES, *COMPLETIONS, *EMBEDDINGS}
 CREATED = 1767225600  # creation time of the virtual models: clients need a number
 
 
@@ -269,15 +331,87 @@ def endpoints_by_path(gateway: Gateway, chat_endpoint: ChatEndpoint) -> dict[str
     embeddings = replace(chat_endpoint, answer=EmbeddingsEndpoint(gateway).answer)
     completions = replace(chat_endpoint, answer=completions_endpoint(chat).answer)
     messages = replace(
-        chat_endpoint, answer=messages_endpoint(chat).answer, error_body=messages_error
+        chat_endpoint,
+        answer=messages_endpoint(chat).answer,
+        error_body=messages_error,
+        error_event=lambda error: b"event: error\n" + to_event(messages_error(error)),
+        keep_alive=PING,
     )
+    token_count = replace(messages, answer=token_count_endpoint(gateway.count_tokens).answer)
     return (
         dict.fromkeys(CHAT, chat_endpoint)
         | dict.fromkeys(RESPONSES, responses)
         | dict.fromkeys(MESSAGES, messages)
+        | {TOKEN_COUNT: token_count}
         | dict.fromkeys(COMPLETIONS, completions)
         | dict.fromkeys(EMBEDDINGS, embeddings)
     )
+
+
+PREFLIGHT_SECONDS = 600
+CONSOLE = "/ui"
+
+
+def is_console(path: str) -> bool:
+    return path == CONSOLE or path.startswith(f"{CONSOLE}/")
+
+
+def unframed(send: Send) -> Send:
+    """Return a `send` that forbids other pages to show the response in a frame, where a user could
+    be made to click on it. Errors of the server itself have no other headers for it."""
+
+    async def send_unframed(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            headers.append((b"x-frame-options", b"DENY"))
+            if b"content-security-policy" not in dict(headers):
+                headers.append((b"content-security-policy", b"frame-ancestors 'none'"))
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_unframed
+
+
+def allowed_origin(scope: Scope, origins: Collection[str]) -> bytes:
+    """Return the origin of the web page that calls the API, empty if it is not one of `origins`.
+    Pages of other sites never reach the console and the administration API."""
+    if not origins or scope["type"] != "http":
+        return b""
+    path = scope["path"]
+    origin: bytes = dict(scope["headers"]).get(b"origin", b"")
+    is_api = path.startswith("/v1/") or path in CHAT_PATHS
+    return origin if is_api and origin.decode("latin-1") in origins else b""
+
+
+def preflight_response(scope: Scope) -> Response:
+    """Return the permission of the request that a page wants to send. It does not allow cookies:
+    keys are in headers."""
+    wanted = dict(scope["headers"]).get(b"access-control-request-headers", b"")
+    headers = {
+        "access-control-allow-methods": "GET, POST, DELETE",
+        "access-control-allow-headers": wanted.decode("latin-1"),
+        "access-control-max-age": str(PREFLIGHT_SECONDS),
+    }
+    return Response(status_code=204, headers=headers)
+
+
+def readable_by(origin: bytes, send: Send) -> Send:
+    """Return a `send` that lets a page of this origin read the reply and its headers."""
+
+    async def send_readable(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            names = {name.lower() for name, _ in headers}
+            exposed = sorted(name for name in names if name.startswith((b"x-", b"retry-after")))
+            headers += [
+                (b"access-control-allow-origin", origin),
+                (b"access-control-expose-headers", b", ".join(exposed)),
+                (b"vary", b"origin"),
+            ]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_readable
 
 
 class App:
@@ -323,6 +457,8 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app: ASGIApp = self._rest
         if scope["type"] == "http":
+            if is_console(scope["path"]):
+                send = unframed(send)
             try:
                 self._check(scope)
             except ApiError as error:
@@ -337,7 +473,9 @@ class App:
         # Probes and Prometheus send the address or service name of the machine.
         is_for_metrics = self._is_for_metrics(scope)
         exempt = scope["path"] == "/healthz" or is_for_metrics
-        if self._gateway.authenticate is None and not exempt:
+        # With keys, only the console has a list of names: its cookies belong to a name.
+        hosts = self._gateway.allowed_hosts if is_console(scope["path"]) else ()
+        if (self._gateway.authenticate is None or hosts) and not exempt:
             host_header = dict(scope["headers"]).get(b"host")
             host = None if host_header is None else host_header.decode("latin-1")
             check_host(host, self._gateway.allowed_hosts)
@@ -375,6 +513,7 @@ class App:
 
     async def _stored_response(self, request: Request) -> Response:
         account, id = self._gateway.check_key(request.headers), request.path_params["name"]
+        await self._gateway.check_rate(account)
         if (store := self._gateway.response_store) is None:
             raise not_stored()
         try:

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from time import perf_counter
 
+import orjson
+
 from bottega._util.caching import LeaderFlight
 from bottega.errors import BottegaError, EmbeddingError, SettingError, StoreError
 from bottega.gateway.accounting.limiter import ALL, Access, KeyDefaults, Limiter
 from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.completion import Completer
 from bottega.gateway.decode_budget import CLIENT, DecodeBudget
-from bottega.gateway.errors import code_of, to_api_error, unknown_key
+from bottega.gateway.errors import note_failure, unknown_key
 from bottega.gateway.experiments import Experiment
 from bottega.gateway.finalization import Finalizer, ShadowRunner
 from bottega.gateway.image_fetcher import check_passed_urls
@@ -111,6 +113,7 @@ class Gateway:
     stored: StoredReplies | None = None
     fetch: Fetch | None = None
     allowed_hosts: Collection[str] = ()
+    allowed_origins: Collection[str] = ()
     decoding: DecodeBudget = field(default_factory=DecodeBudget)
     more_fields: frozenset[str] = frozenset()
     background: re.Pattern[str] = field(default_factory=lambda: re.compile(BACKGROUND))
@@ -128,10 +131,16 @@ class Gateway:
     async def answer(
         self, record: RequestRecord, headers: Mapping[str, str], body: ReadBody
     ) -> Reply:
-        """Return the reply to a request. Raises `ApiError` and the errors of tiers."""
-        reply = await self._reply(record, headers, body)
-        if self.commit is not None and not reply.is_live:
-            await self.commit(record)
+        """Return the reply to a request. Raises `ApiError` and the errors of tiers, before the
+        status of a stream is sent."""
+        try:
+            reply = await self._reply(record, headers, body)
+            if self.commit is not None and not reply.is_live:
+                await self.commit(record)
+        except Exception as error:
+            if not record.streamed:
+                raise
+            return Reply({}, events=_error_event(note_failure(record, error)))
         return reply
 
     async def _reply(
@@ -140,7 +149,7 @@ class Gateway:
         # Before the body is read: a client without a valid key must not fill the memory.
         await self.admit(record, headers)
         raw = await body()
-        given = {name: value for name, value in headers.items() if name.startswith(PREFIX)}
+        given = overrides_of(headers)
         options = (f"{name}={value}" for name, value in sorted(given.items()))
         # A repeat skips the checks below, so everything that they depend on is part of its key.
         tiers = self.access.tiers_of(record.account)
@@ -150,13 +159,8 @@ class Gateway:
         repeated = cache.bodies.get(raw, scope)
         if repeated is not None and (reply := cache.replies.get(repeated.key)) is not None:
             return replayed(record, repeated, reply)
-        request = self.limits.read(raw)
-        request.body = allowed_fields(request.body, self.more_fields)
-        overrides = self._overrides(request.model, tuple(given.items()))
-        namespace = namespace_of(record.account, overrides)
-        await self._check_access(record.account, overrides, namespace)
-        # Set after the checks: metrics and ledger must not count rejected names.
-        record.namespace = namespace
+        request, overrides = await self._read(record, raw, given)
+        namespace = record.namespace
         bypass = bypass_reason(request, self.background)
         if self._passes_urls(request):
             request.keeps_image_urls, bypass = True, bypass or "image urls"
@@ -211,10 +215,37 @@ class Gateway:
 
             return await self._answer(job, leading.pop_all(), remember)
 
+    async def _read(
+        self, record: RequestRecord, raw: bytes, given: Mapping[str, str]
+    ) -> tuple[ChatRequest, Overrides]:
+        """Return a body and its overrides, of which `given` are the headers. Raises `ApiError`."""
+        request = self.limits.read(raw)
+        request.body = allowed_fields(request.body, self.more_fields)
+        overrides = self._overrides(request.model, tuple(given.items()))
+        namespace = namespace_of(record.account, overrides)
+        await self._check_access(record.account, overrides, namespace)
+        # Set after the checks: metrics and ledger must not count rejected names.
+        record.namespace, record.wants_stream = namespace, request.stream
+        return request, overrides
+
+    async def count_tokens(
+        self, record: RequestRecord, headers: Mapping[str, str], body: ReadBody
+    ) -> Reply:
+        """Return an estimate of a request's prompt tokens, `input_tokens`, without demonstrations
+        and without a call. Raises `ApiError`."""
+        await self.admit(record, headers)
+        request, overrides = await self._read(record, await body(), overrides_of(headers))
+        tiers = {served.name: served for served in self.completer.served}
+        served = tiers.get(overrides.tier or "", self.completer.served[-1])
+        record.state, record.reason = "passed_through", "token count"
+        estimates, model = self.finalizer.estimates, served.upstream.model
+        tokens = max(1, estimates.prompt(model, request.prompt_tokens))
+        return Reply({}, orjson.dumps({"input_tokens": tokens}))
+
     def check_key(self, headers: Mapping[str, str]) -> Account:
         """Return the account of the key in the headers. Raises `ApiError`."""
         if self.authenticate is None:
-            check_origin(headers.get("origin"), self.allowed_hosts)
+            check_origin(headers.get("origin"), self.allowed_hosts, self.allowed_origins)
             return ANONYMOUS
         key = bearer_token(headers)
         account = self.authenticate(key or None)
@@ -247,6 +278,15 @@ class Gateway:
         self.access.enter(account)
         # Only after `enter`: a rejected request must not lower the count when it ends.
         record.entered = True
+        await self._check_limits(account)
+        record.reservation = self.limiter.reservation(account)
+
+    async def check_rate(self, account: Account) -> None:
+        """Count a request that costs nothing, such as one for a file, towards the rate of its key.
+        Raises `ApiError`."""
+        await self._check_limits(replace(account, usd_per_month=None))
+
+    async def _check_limits(self, account: Account) -> None:
         if (wait := await self.limiter.admit(account)) is not None:
             raise ApiError(
                 f"this key may send {account.requests_per_minute} requests per minute;"
@@ -259,7 +299,6 @@ class Gateway:
                 },
                 hint="wait, or ask the operator for more requests per minute",
             )
-        record.reservation = self.limiter.reservation(account)
 
     async def _check_access(self, account: Account, overrides: Overrides, namespace: str) -> None:
         if overrides.tier is not None:
@@ -355,6 +394,13 @@ class Gateway:
         return found[0]
 
     async def _answer(self, job: ChatJob, leading: AsyncExitStack, remember: Land) -> Reply:
+        try:
+            return await self._answer_of_tier(job, leading, remember)
+        except BottegaError:
+            await self.finalizer.failed(job)
+            raise
+
+    async def _answer_of_tier(self, job: ChatJob, leading: AsyncExitStack, remember: Land) -> Reply:
         record, request = job.record, job.request
         record.state, record.reason = (
             ("passed_through", job.bypass) if job.bypass else ("answered", "")
@@ -407,9 +453,9 @@ class Gateway:
                 job.bill.paid(call, completed.usage)
             except BottegaError as error:
                 has_failed = True
-                api_error = to_api_error(error)
-                record.state, record.status = "failed", api_error.status
-                record.reason = code_of(error, api_error.code)
+                record.tier_errors.append(f"{call.served.name}: {error}")
+                api_error = note_failure(record, error)
+                await self.finalizer.failed(job)
                 # The status 200 is sent already, so the error is an event of the stream.
                 yield to_event(api_error.body)
                 return
@@ -427,6 +473,14 @@ class Gateway:
         if record.stored is not None:  # a comment: clients do not see it
             yield f": stored {record.stored}\n\n".encode()
         yield DONE_EVENT
+
+
+async def _error_event(error: ApiError) -> AsyncGenerator[bytes]:
+    yield to_event(error.body)
+
+
+def overrides_of(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.startswith(PREFIX)}
 
 
 def _land(completed: ChatCompletion, record: RequestRecord, remember: Land) -> None:

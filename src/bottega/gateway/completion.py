@@ -20,7 +20,7 @@ from bottega.errors import (
     BottegaError,
     EmptyKnowledgeBaseError,
     GenerationError,
-    PromptTooLongError,
+    PromptRejectedError,
     RejectedError,
     SettingError,
 )
@@ -111,7 +111,7 @@ class Completer:
 
     async def stream(self, job: ChatJob) -> ChatStream:
         """Return the stream of the routed tier, or of a fallback: another tier may answer until the
-        first event. Raises like `complete`."""
+        first content. Raises like `complete`."""
         steps = _JobSteps(self, job, self._open_stream, partial(_stream_of, job))
         with self.drafts(job):
             stream, _ = await run(steps)
@@ -147,7 +147,7 @@ class Completer:
             chunks = trim_stream(chunks, _trimmer(job, call), keep, received)
         await job.bill.reserve(call)
         with billed_call(job.bill, call, received) as state:
-            # Until the first chunk another tier may still answer.
+            # Until the first chunk, which comes with content, another tier may still answer.
             first = await anext(chunks, None)
             if first is None:
                 raise ApiError("the model's stream was empty", status=502)
@@ -310,6 +310,7 @@ class _JobSteps(Generic[Outcome]):
     async def generate(self, served: ServedTier, shown: list[Candidate]) -> Outcome:
         self._call = None  # an error before the call has no tier to replace
         job = self._job
+        job.record.route, job.record.model = served.name, served.upstream.model
         kept = fitting(shown, job.request, served.capabilities)
         if kept and may_search(job, served):
             found = await self._search(served, len(kept))
@@ -413,6 +414,7 @@ class _JobSteps(Generic[Outcome]):
             raise error
         if isinstance(error, MisconfiguredError):
             error.tier = served.name
+        self._job.record.tier_errors.append(f"{served.name}: {error}")
         if self._job.record.has_left():
             raise asyncio.CancelledError from error  # no client: ask no other tier
         if self._retries_without(served, call, error):
@@ -487,4 +489,4 @@ class _JobSteps(Generic[Outcome]):
 def _is_rejected(error: BottegaError) -> bool:
     if isinstance(error, MisconfiguredError):
         return False
-    return isinstance(error, RejectedError | PromptTooLongError)
+    return isinstance(error, RejectedError | PromptRejectedError)

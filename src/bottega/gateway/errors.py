@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ from bottega.errors import (
     ImageError,
     LoadError,
     NotFoundError,
+    PromptRejectedError,
     PromptTooLongError,
     RateLimitedError,
     RejectedError,
@@ -23,7 +25,7 @@ from bottega.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from bottega.gateway.ports import TierCapabilities
+from bottega.gateway.ports import RequestRecord, TierCapabilities
 from bottega.openai_api.client import PausedError
 from bottega.openai_api.errors import ApiError, RequestRejectedError
 from bottega.openai_api.request import ChatRequest
@@ -31,6 +33,7 @@ from bottega.openai_api.request import ChatRequest
 if TYPE_CHECKING:
     from starlette.responses import Response
 
+log = logging.getLogger(__name__)
 # The gateway has retried already; without this header, the client's library would too.
 FINAL = {"x-should-retry": "false"}
 
@@ -43,6 +46,7 @@ class MisconfiguredError(RejectedError):
     def __init__(self, error: EndpointError) -> None:
         super().__init__(str(error), hint=error.hint, status=502)
         self.retry_after = error.retry_after
+        self.detail, self.fields = error.detail, error.fields
         self.tier = ""
 
     def __str__(self) -> str:
@@ -107,6 +111,8 @@ def to_api_error(error: Exception) -> ApiError:
             return _failure(status, "upstream_failed", f"{MODEL} failed", error.retry_after)
         case PromptTooLongError():
             return ApiError(str(error), code="context_length_exceeded", hint=error.hint)
+        case PromptRejectedError():
+            return ApiError(str(error), code="unsupported", hint=error.hint)
         case ImageError():
             return ApiError(str(error), code="invalid_image", hint=error.hint)
         case SettingError():
@@ -128,6 +134,20 @@ def code_of(error: Exception, code: object) -> str:
 def reason_of(error: Exception) -> str:
     """Return a short description of a failure, without text from clients or upstreams."""
     return code_of(error, to_api_error(error).code).replace("_", " ")
+
+
+def note_failure(record: RequestRecord, error: Exception) -> ApiError:
+    """Record why a request failed, and log the reason, which the client may not get. Return the
+    error for the client."""
+    api_error = to_api_error(error)
+    record.state, record.status = "failed", api_error.status
+    record.reason = code_of(error, getattr(error, "code", None))
+    if not isinstance(error, BottegaError):
+        log.error("request %s failed", record.request_id, exc_info=error)
+    elif not isinstance(error, ApiError):
+        when = " during its stream" if record.streamed else ""
+        log.warning("request %s failed%s: %s", record.request_id, when, error)
+    return api_error
 
 
 CLOSING = ApiError(

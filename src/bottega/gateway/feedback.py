@@ -69,6 +69,7 @@ class FeedbackEndpoint:
         account = self.gateway.check_key(request.headers)
         self.gateway.access.enter(account)
         try:
+            await self.gateway.check_rate(account)
             given = typed(
                 self.gateway.limits.parse(await self._body(request)), dict, "", "an object"
             )

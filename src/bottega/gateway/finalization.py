@@ -26,7 +26,7 @@ from bottega.parsing import strip_thinking
 from bottega.protocols import Pricer
 from bottega.recording.recorders import is_abstention
 from bottega.routing import AgreementPair
-from bottega.types import Candidate, Example, Trace
+from bottega.types import Answer, Candidate, Example, Reply, Trace
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,18 @@ class Finalizer:
         about to get it."""
         await self.store(job, result)
         job.record.dismissed_usd = sum(call.cost_usd or 0.0 for call, _ in result.dismissed)
+        await self._record(job, lambda query: _trace(job, query, result))
+
+    async def failed(self, job: ChatJob) -> None:
+        """Record the trace of a request that tiers failed to answer. Never raises."""
+        if job.record.tier_errors:
+            await self._record(job, lambda query: _failed_trace(job, query))
+
+    async def _record(self, job: ChatJob, to_trace: Callable[[TenantQuery], Trace]) -> None:
         query = job.query
         if query is not None and query.pipeline.record is not None:
             try:
-                trace = _trace(job, query, result)
+                trace = to_trace(query)
                 with span("record"):
                     await query.pipeline.record(trace)
             except BottegaError as error:
@@ -126,12 +134,27 @@ def _trace(job: ChatJob, query: TenantQuery, result: ChatResult) -> Trace:
     )
 
 
+def _failed_trace(job: ChatJob, query: TenantQuery) -> Trace:
+    record = job.record
+    return Trace(
+        id=record.request_id,
+        time=record.begun,
+        query=query.query,
+        tier=record.route,
+        candidates=(),
+        prompt=request_prompt(job.request, query.images, ()),
+        reply=Reply(record.model, ()),
+        answer=Answer("", valid=False),
+        seconds=record.seconds,
+        cost_usd=record.cost_usd,
+        reason=_reason(record),
+    )
+
+
 def _reason(record: RequestRecord) -> str:
-    """Return the reason for the tier, and the reason if its search had no result."""
-    if record.search in ("", SEARCHED):
-        return record.route_reason
-    failure = f"no search result: {record.search}"
-    return f"{record.route_reason}; {failure}" if record.route_reason else failure
+    """Return the reason for the tier, why its search had no result, and what tiers answered."""
+    failure = "" if record.search in ("", SEARCHED) else f"no search result: {record.search}"
+    return "; ".join(filter(None, (record.route_reason, failure, *record.tier_errors)))
 
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from bottega.gateway.messages_input import MessagesTranslation, translate
+from bottega.gateway.messages_input import MessagesTranslation, translate, translate_prompt
 from bottega.gateway.ports import Answer, RequestRecord
 from bottega.gateway.translation import (
     FieldNames,
@@ -24,6 +24,7 @@ from bottega.openai_api.response import finish_reason, joined_text, parse_usage
 from bottega.openai_api.streams import add_call
 
 Block = dict[str, object]
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 STOP_REASONS = {
     "length": "max_tokens",
     "tool_calls": "tool_use",
@@ -57,6 +58,18 @@ def messages_endpoint(chat: Answer) -> TranslatedEndpoint[MessagesTranslation]:
         chat,
         stateless(translate),
         lambda payload, record, request: _message_body(payload, record),
+        lambda record, request: MessageEvents(record),
+        FieldNames(NAMES, "messages", "Messages reference"),
+    )
+
+
+def token_count_endpoint(count: Answer) -> TranslatedEndpoint[MessagesTranslation]:
+    """Return the handler that counts a request's tokens on top of `count`, that of a chat body,
+    which replies `input_tokens`."""
+    return TranslatedEndpoint(
+        count,
+        stateless(translate_prompt),
+        lambda payload, record, request: payload,
         lambda record, request: MessageEvents(record),
         FieldNames(NAMES, "messages", "Messages reference"),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from bottega._util.identity import json_digest
 from bottega.gateway.translation import (
     encode_body,
     optional_field,
@@ -31,6 +32,7 @@ UNSUPPORTED_FIELDS: Mapping[str, str] = {
     "context_management": "remove it and shorten the messages yourself",
     "mcp_servers": "call the servers in your program, and send their results as tool_result",
 }
+MAX_USER = 64  # of a chat body; clients of this API send longer ids
 # Fields with the same name and meaning in a chat body.
 COPIED = ("model", "stream", "temperature", "top_p", "top_k")
 
@@ -66,7 +68,7 @@ def translate(given: Body) -> MessagesTranslation:
         "messages": conversation.messages,
         "max_completion_tokens": given["max_tokens"],
         "stop": given.get("stop_sequences") or None,
-        "user": (optional_field(given, "metadata", dict) or {}).get("user_id"),
+        "user": _user((optional_field(given, "metadata", dict) or {}).get("user_id")),
         **_output(optional_field(given, "output_config", dict) or {}),
         **_tools(given),
     }
@@ -74,6 +76,16 @@ def translate(given: Body) -> MessagesTranslation:
         body["stream_options"] = {"include_usage": True}
     body = {name: value for name, value in body.items() if value is not None}
     return MessagesTranslation(body, conversation.origins)
+
+
+def translate_prompt(given: Body) -> MessagesTranslation:
+    """Translate a request to count its tokens, which has no `max_tokens`."""
+    return translate({"max_tokens": 1, **given})
+
+
+def _user(id: object) -> object:
+    """Return the id of a user, as a digest of 64 characters if it is longer than a chat body's."""
+    return json_digest(id) if isinstance(id, str) and len(id) > MAX_USER else id
 
 
 class _Conversation:

@@ -56,8 +56,9 @@ class Upstream(Protocol):
     def stream(self, body: Body, /) -> AsyncGenerator[bytes]:
         """Yield the JSON of each chunk, without the final `[DONE]`.
 
-        The last chunk before the usage has a `finish_reason`. A failure before the first chunk may
-        be retried with another tier; a stream that is cut raises `ServerFailedError`.
+        The first chunk comes with the first content: a failure before it may be retried with
+        another tier. The last chunk before the usage has a `finish_reason`; a stream that is cut
+        raises `ServerFailedError`.
         """
         ...
 
@@ -218,6 +219,8 @@ class RequestRecord:
     variant: str = ""  # of an experiment
     route_reason: str = ""  # why the router chose the tier, and later changes of the tier
     reason: str = ""  # for a failure, or for passing through without routing
+    # The errors of tiers in their own words, which may quote the request: for its trace alone.
+    tier_errors: list[str] = field(default_factory=list)
     shots: int = 0
     similarity: float | None = None
     search: str = ""  # SEARCHED, or why a search had no result
@@ -226,7 +229,8 @@ class RequestRecord:
     dismissed_usd: float = 0.0
     stored: str | None = None
     status: int = 200
-    streamed: bool = False
+    wants_stream: bool = False  # the client requested a stream
+    streamed: bool = False  # the status of a stream is sent
 
     @property
     def seconds(self) -> float:

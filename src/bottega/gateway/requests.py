@@ -56,11 +56,11 @@ def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
         return
     if not _is_local(host, allowed):
         raise ApiError(
-            f"the host name is not allowed without an API key, got {host_name(host)[:100]!r}",
+            f"the host name is not allowed, got {host_name(host)[:100]!r}",
             status=403,
             code="host_forbidden",
-            hint="use localhost, add the name to gateway.allowed_hosts, or run bottega keys add"
-            " NAME and restart the gateway",
+            hint="use localhost or add the name to gateway.allowed_hosts; for the API, run bottega"
+            " keys add NAME and restart the gateway: with keys it accepts every name",
         )
 
 
@@ -77,13 +77,16 @@ def bearer_token(headers: Mapping[str, str]) -> str:
     return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
 
 
-def check_origin(origin: str | None, allowed: Collection[str] = ()) -> None:
-    """Raise `ApiError` for a web page whose host is neither loopback nor allowed.
+def check_origin(
+    origin: str | None, allowed: Collection[str] = (), origins: Collection[str] = ()
+) -> None:
+    """Raise `ApiError` for a web page whose origin is not in `origins` and whose host is neither
+    loopback nor allowed.
 
     Browsers send such requests and hide only the responses, so the requests would still cost money
     and fill the cache. Apps and extensions have other schemes than http and https.
     """
-    if origin is None:
+    if origin is None or origin in origins:
         return
     scheme, _, host = origin.lower().partition("://")
     if origin == "null" or (scheme in ("http", "https") and not _is_local(host, allowed)):
@@ -91,7 +94,8 @@ def check_origin(origin: str | None, allowed: Collection[str] = ()) -> None:
             f"web pages of other hosts need an API key, got the origin {origin[:100]!r}",
             status=403,
             code="origin_forbidden",
-            hint="run bottega keys add NAME, restart the gateway, and send the key",
+            hint="add the origin to gateway.allowed_origins, or run bottega keys add NAME, restart"
+            " the gateway, and send the key",
         )
 
 

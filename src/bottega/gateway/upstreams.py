@@ -30,7 +30,6 @@ from bottega.openai_api.request import (
 )
 from bottega.openai_api.response import ChatCompletion, completion_json, error_body
 from bottega.openai_api.streams import to_chunks
-from bottega.openai_api.transport import Timeouts
 from bottega.protocols import Generator, PrefixGenerator
 from bottega.types import Message, Prefix, Prompt, Role, Sampling
 
@@ -47,8 +46,9 @@ class HttpUpstream:
 
     Forwards a client's body unchanged except for `model`, `extra_body` (the operator's fields win;
     None leaves a field out), `max_tokens` if the body has no token limit, and the name of that
-    limit if the server rejects it. `retries` come after the first attempt, and only before a client
-    was sent anything; `concurrency` limits concurrent requests, streams included. `base_url` and
+    limit if the server rejects it. `timeout` covers one attempt to its last byte, in seconds.
+    `retries` come after the first attempt, and only before the first content of a stream;
+    `concurrency` limits concurrent requests, streams included. `base_url` and
     `api_key` default to OPENAI_BASE_URL and OPENAI_API_KEY. Raises `RequestRejectedError` for
     errors of the client's request, `MisconfiguredError` for those that only the operator can fix;
     `is_misconfigured` is then True until the next answer.
@@ -60,24 +60,27 @@ class HttpUpstream:
         *,
         base_url: str | None = None,
         api_key: str | None = None,
-        timeout: float | Timeouts = 300.0,
+        timeout: float = 300.0,
         retries: int | RetryPolicy = 2,
         concurrency: int = 256,
         extra_body: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
         max_tokens: int | None = None,
         breaker: Breaker | None = None,
     ) -> None:
-        if concurrency < 1:
+        if not timeout > 0 or concurrency < 1:
             raise SettingError(
-                f"concurrency must be at least 1, got {concurrency}", hint="set concurrency = 1"
+                "timeout and concurrency must be positive,"
+                f" got timeout={timeout} and concurrency={concurrency}",
+                hint="leave them out for 300 seconds and 256 requests",
             )
         self.model = model
         self.breaker = breaker or Breaker()
-        self._timeouts = Timeouts.of(timeout)
+        self._timeout = timeout
         self._client = ChatClient(
             model,
-            Endpoint.locate(base_url, api_key),
-            self._timeouts,
+            Endpoint.locate(base_url, api_key, headers),
+            timeout,
             retries
             if isinstance(retries, RetryPolicy)
             # A client is waiting, and another tier may answer: shorter waits than for a batch.
@@ -121,7 +124,7 @@ class HttpUpstream:
     async def check(self) -> None:
         """Request the list of models; a server without one counts as up."""
         self.breaker.check()
-        response = await self._client.get("/models", min(CHECK_SECONDS, self._timeouts.total))
+        response = await self._client.get("/models", min(CHECK_SECONDS, self._timeout))
         if response.status >= 300 and response.status not in NO_MODEL_LIST:
             body = error_body(response.payload)
             error = self._client.error(response.status, body, response.headers)

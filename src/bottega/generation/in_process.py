@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bottega.errors import BottegaError, GenerationError, PromptTooLongError
+from bottega.errors import (
+    BottegaError,
+    GenerationError,
+    PromptRejectedError,
+    PromptTooLongError,
+)
 from bottega.generation.caches import VisionCache
 from bottega.generation.sampling import SampleRow
 from bottega.generation.token_tree import TokenTree
@@ -66,11 +71,11 @@ class InProcessModel(ABC):
         self, prompt: Prompt, sampling: Sampling, prefix: Prefix | None = None
     ) -> RenderedPrompt:
         """Render a prompt with the chat template. A last turn of the assistant is continued. Raises
-        `GenerationError`."""
+        `PromptRejectedError`."""
         images = prompt.images
         prefilled = bool(prompt.messages) and prompt.messages[-1].role == "assistant"
         if self.max_images is not None and len(images) > self.max_images:
-            raise GenerationError(
+            raise PromptRejectedError(
                 f"the model reads at most {self.image_limit} per prompt, got {len(images)}",
                 hint=ONE_IMAGE,
             )
@@ -84,14 +89,14 @@ class InProcessModel(ABC):
                 continue_final_message=prefilled,
             )
         except Exception as error:  # templates raise errors of any type
-            raise GenerationError(
+            raise PromptRejectedError(
                 f"the chat template rejects the prompt: {first_line(error)}",
                 hint="check that the model accepts this order of roles, several images and a system"
                 " turn",
             ) from error
         marker = getattr(self.processor, "image_token", None)
         if marker and text.count(marker) != len(images):
-            raise GenerationError(
+            raise PromptRejectedError(
                 f"the rendered prompt needs {len(images)} image tokens, got {text.count(marker)}",
                 hint="check that the chat template accepts this many images in these turns",
             )

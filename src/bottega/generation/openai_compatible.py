@@ -18,7 +18,6 @@ from bottega.openai_api.client import ChatClient, Convert, Fields, RetryPolicy
 from bottega.openai_api.endpoint import CHAT_PATH, Endpoint
 from bottega.openai_api.errors import WRONG_PROTOCOL
 from bottega.openai_api.fields import data_url_cache, messages_json, sampling_fields
-from bottega.openai_api.transport import Timeouts
 from bottega.types import Prompt, Reply, Samples, Sampling, Usage
 
 ONE_CHOICE_ONLY = re.compile(
@@ -34,7 +33,8 @@ class OpenAIGenerator:
     needs no key. `timeout` covers one attempt to the last byte of its reply, `retries` come after
     the first attempt (pass a `RetryPolicy` to set the waits), `concurrency` limits concurrent
     requests, without those that wait for a retry. `extra_body` is merged into every request; None
-    leaves a field out (`{"temperature": None}`). One instance serves any number of event loops.
+    leaves a field out (`{"temperature": None}`). Every request has the `headers`. One instance
+    serves any number of event loops.
     """
 
     path = CHAT_PATH
@@ -51,6 +51,7 @@ class OpenAIGenerator:
         retries: int | RetryPolicy = 4,
         concurrency: int = 16,
         extra_body: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         if not timeout > 0 or concurrency < 1:
             raise SettingError(
@@ -60,10 +61,9 @@ class OpenAIGenerator:
             )
         self.name = self.name_prefix + model
         policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(attempts=retries + 1)
-        endpoint = Endpoint.locate(base_url, api_key)
-        timeouts = Timeouts.of(timeout)
+        endpoint = Endpoint.locate(base_url, api_key, headers)
         self._client = ChatClient(
-            model, endpoint, timeouts, policy, concurrency, path=self.path, convert=self.convert
+            model, endpoint, timeout, policy, concurrency, path=self.path, convert=self.convert
         )
         self._extra = dict(extra_body or {})
         self._data_url = data_url_cache()

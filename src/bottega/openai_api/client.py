@@ -38,7 +38,6 @@ from bottega.openai_api.transport import (
     Connections,
     Response,
     StreamedResponse,
-    Timeouts,
     exchange,
 )
 from bottega.types import Prompt
@@ -100,18 +99,19 @@ class _Body:
 class ChatClient:
     """Client of one model at an endpoint that serves `{base_url}/chat/completions`.
 
-    `concurrency` limits concurrent requests, streams included; a request that waits for a retry
-    holds no slot. Streams are retried only before their first event. Works in any number of event
-    loops. `path` selects another protocol, whose replies `convert` turns into chat completions.
-    Errors are those of `bottega.errors.EndpointError`; a rejected request raises
-    `RequestRejectedError`, and an open `breaker` raises `PausedError`.
+    `timeout` covers one attempt to its last byte, in seconds. `concurrency` limits concurrent
+    requests, streams included; a request that waits for a retry holds no slot. Streams are retried
+    only before their first content, and yield nothing earlier. Works in any number of event loops.
+    `path` selects another protocol, whose replies `convert` turns into chat completions. Errors are
+    those of `bottega.errors.EndpointError`; a rejected request raises `RequestRejectedError`, and
+    an open `breaker` raises `PausedError`.
     """
 
     def __init__(
         self,
         model: str,
         endpoint: Endpoint,
-        timeouts: Timeouts,
+        timeout: float,
         retry: RetryPolicy,
         concurrency: int,
         breaker: Breaker | None = None,
@@ -120,8 +120,8 @@ class ChatClient:
     ) -> None:
         self.model, self.endpoint = model, endpoint
         self._url, self._convert = endpoint.url(path), convert
-        self._timeouts, self._retry, self._breaker = timeouts, retry, breaker
-        self._connections = Connections(endpoint, timeouts.total, concurrency)
+        self._timeout, self._retry, self._breaker = timeout, retry, breaker
+        self._connections = Connections(endpoint, timeout, concurrency)
         self._dialect, self._describe = Dialect(), partial(describe_call, model, endpoint, path)
 
     @property
@@ -150,7 +150,7 @@ class ChatClient:
         return measured_stream(tracer, self._describe(fields, stream=True), chunks)
 
     async def _stream(self, fields: Fields, encode: Encode) -> AsyncGenerator[bytes]:
-        # Retries and dialects apply up to the first event: nothing has reached the client yet.
+        # Retries and dialects apply up to the first content: nothing has reached the client yet.
         first, rest = await self._negotiate(fields, encode, self._begin)
         async with aclosing(rest):
             yield first
@@ -186,14 +186,16 @@ class ChatClient:
     ) -> Result:
         """Send the fields, in another dialect if the server rejects one; keep what it accepts."""
         # A local copy: concurrent requests may try other dialects meanwhile.
-        dialect = self._dialect
+        dialect, tried = self._dialect, list[Fields]()
         while True:
-            body = _Body(dialect.spell(fields), encode)
+            tried.append(dialect.spell(fields))
+            body = _Body(tried[-1], encode)
             try:
                 result = await self._retry(partial(attempt, body))
             except RejectedError as error:
                 other = dialect.after(error, fields)
-                if other is None:
+                # A server may reject both names of a field.
+                if other is None or other.spell(fields) in tried:
                     if not rejects_field(error):  # the server accepts the names, nothing else
                         self._dialect = dialect
                     raise
@@ -224,7 +226,7 @@ class ChatClient:
         async with connection.slots:
             with self._attempt(state) as attempt:
                 payload = await body.read()
-                response = StreamedResponse(self._timeouts, self.base_url, self.error)
+                response = StreamedResponse(self._timeout, self.base_url, self.error)
                 try:
                     await response.request(connection.session, self._url, payload)
                     async for event in response.events(body.choices):

@@ -29,6 +29,15 @@ MAX_SEARCHED = 64 * 1024
 NO_HEADERS: Mapping[str, str] = {}
 DEFAULT_BASE = "https://api.openai.com/v1"
 CHAT_PATH, COMPLETIONS_PATH = "/chat/completions", "/completions"
+HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+# The client and its connections set these.
+OWN_HEADERS = frozenset(
+    (
+        *("accept", "accept-encoding", "authorization", "connection", "content-encoding"),
+        *("content-length", "content-type", "expect", "host", "keep-alive", "proxy-authorization"),
+        *("te", "traceparent", "tracestate", "trailer", "transfer-encoding", "upgrade"),
+    )
+)
 KEY_HINT = "copy the key again, without quotes or line breaks"
 BASE_HINT = "set OPENAI_BASE_URL (or base_url=) to something like http://localhost:8000/v1"
 
@@ -62,6 +71,25 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" if address is None else address.is_loopback
 
 
+def check_header(name: str) -> None:
+    """Raise `SettingError` for a header that cannot be added to requests."""
+    if not HEADER_NAME.fullmatch(name):
+        raise SettingError(
+            f"a header's name must consist of letters, digits and -, got {name[:64]!r}",
+            hint='write a name such as "x-team"',
+        )
+    if name.lower() in OWN_HEADERS:
+        raise SettingError(
+            f"the header {name!r} must not be set: each request has its own",
+            hint="remove it; for a key in another header than Authorization, set api_key_header",
+        )
+
+
+def _check_value(subject: str, value: str) -> None:
+    if not (value.isascii() and value.isprintable()):
+        raise SettingError(f"{subject} has characters that a header cannot contain", hint=KEY_HINT)
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """Base URL, headers and secrets of an endpoint. `shown` is the base URL without credentials or
@@ -73,30 +101,36 @@ class Endpoint:
     redact: Redact = field(repr=False)
 
     @classmethod
-    def locate(cls, base_url: str | None, api_key: str | None) -> Endpoint:
-        """Return the endpoint; the defaults are OPENAI_BASE_URL and OPENAI_API_KEY. Raises
-        `SettingError`."""
+    def locate(
+        cls,
+        base_url: str | None,
+        api_key: str | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Endpoint:
+        """Return the endpoint; the defaults are OPENAI_BASE_URL and OPENAI_API_KEY. `headers` are
+        added to every request, and their values treated as secrets. Raises `SettingError`."""
         text = (base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE).strip()
         base = _parse(text)
         bare = base.with_user(None).with_query(None)
         key = (os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key).strip()
-        if not (key.isascii() and key.isprintable()):
-            raise SettingError(
-                "the API key has characters that a header cannot contain", hint=KEY_HINT
-            )
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        _check_value("the API key", key)
+        added = {name: value.strip() for name, value in (headers or {}).items()}
+        for name, value in added.items():
+            check_header(name)
+            _check_value(f"the header {name!r}", value)
+        sent = {"Content-Type": "application/json", "Accept": "application/json", **added}
         credential = key
         if key:
-            headers["Authorization"] = f"Bearer {key}"
+            sent["Authorization"] = f"Bearer {key}"
         elif base.user is not None:
             pair = f"{base.user}:{base.password or ''}"
             credential = base64.b64encode(pair.encode()).decode("ascii")
-            headers["Authorization"] = f"Basic {credential}"
+            sent["Authorization"] = f"Basic {credential}"
         # The URL's secrets, quoted and unquoted.
         values = [pair.partition("=")[2] for pair in base.raw_query_string.split("&")]
         passwords = (base.password or base.user or "", base.raw_password or base.raw_user or "")
-        redact = redactor([credential, *passwords, *base.query.values(), *values])
-        return cls(base.with_user(None), str(bare), headers, redact)
+        redact = redactor([credential, *added.values(), *passwords, *base.query.values(), *values])
+        return cls(base.with_user(None), str(bare), sent, redact)
 
     def url(self, path: str) -> URL:
         return self.base.joinpath(path.lstrip("/")).with_query(self.base.query)
@@ -126,6 +160,7 @@ class Endpoint:
         error = status_error(status, message, self.shown, model, fields, wait)
         if isinstance(error, RejectedError):
             error = RequestRejectedError(error, message, fields)
+        error.detail, error.fields = message, fields
         error.retry_after = wait
         if (advice := headers.get("x-should-retry")) in ("true", "false"):
             error.retryable = advice == "true"

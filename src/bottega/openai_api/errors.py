@@ -36,12 +36,12 @@ SHORT_WAIT = 60.0  # a used-up account does not recover within these seconds
 
 
 class RequestRejectedError(RejectedError):
-    """The endpoint rejects the request. `detail` is the server's own message without secrets;
-    `kind`, `code` and `param` are its fields `type`, `code` and `param`, None if absent."""
+    """The endpoint rejects the request. `kind`, `code` and `param` are the fields `type`, `code`
+    and `param` of its error, None if absent."""
 
     def __init__(self, error: EndpointError, detail: str, fields: Mapping[str, str]) -> None:
         super().__init__(str(error), hint=error.hint, status=error.status)
-        self.detail = detail
+        self.detail, self.fields = detail, fields
         self.kind = fields.get("type")
         self.code = fields.get("code")
         self.param = fields.get("param")

@@ -236,12 +236,13 @@ UNKNOWN_FIELD = re.compile(
 
 
 LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
+LIMIT_NAME = re.compile(r"\bmax_(completion_)?tokens\b")
 
 
 @dataclass(frozen=True)
 class Dialect:
     """Fields that a server accepts, learned from its errors. `limit_field` is the only name of the
-    token limit that it accepts, None for both."""
+    token limit that it accepts, None for both; another model behind the same name may change it."""
 
     limit_field: str | None = None
     stream_options: bool = True
@@ -258,12 +259,12 @@ class Dialect:
 
     def after(self, error: RejectedError, fields: dict[str, object]) -> Dialect | None:
         """Return the dialect to try after this error for `fields`, None if none can help."""
-        message = str(error)
+        message = f"{error} {getattr(error, 'param', '')}"
         if not rejects_field(error):
             return None
-        if self.limit_field is None and "max_completion_tokens" in message:
-            used = next((name for name in LIMITS if name in fields), None)
-            return replace(self, limit_field=LIMITS[used]) if used else None
+        given = next((name for name in LIMITS if name in fields), None)
+        if given is not None and LIMIT_NAME.search(message):
+            return replace(self, limit_field=LIMITS[self.limit_field or given])
         if self.stream_options and "stream_options" in message and "stream_options" in fields:
             return replace(self, stream_options=False)
         return None

@@ -336,9 +336,9 @@ class EventReader:
 
 
 class StreamProgress:
-    """Reader that turns the bytes of a streamed answer into its chunks, and knows whether it has
-    begun, which choices have ended, and whether `[DONE]` was read. After all choices have ended,
-    errors are ignored."""
+    """Reader that turns the bytes of a streamed answer into its chunks, and knows which choices
+    have ended, and whether `[DONE]` was read. Chunks are held until one has content: until then,
+    another attempt or tier may answer. After all choices have ended, errors are ignored."""
 
     def __init__(self, where: str, to_error: ToError, choices: int) -> None:
         self._where, self._to_error, self._choices = where, to_error, choices
@@ -346,7 +346,8 @@ class StreamProgress:
         self._seen, self._ended = set[int](), set[int]()
         # First halves of surrogate pairs, by the text whose next piece has the second.
         self._halves: dict[tuple[object, ...], str] = {}
-        self.has_begun = self.is_done = False
+        self._held: list[bytes] = []
+        self._has_begun = self.is_done = False
 
     @property
     def is_complete(self) -> bool:
@@ -367,6 +368,7 @@ class StreamProgress:
             yield from self._take(self._events.end())
         if not (self.is_complete or (self.is_done and self._seen)):
             raise cut_off(self._where)
+        yield from self._held
         choices = [
             {"index": index, "delta": {}, "finish_reason": "length"}
             for index in sorted(self._seen - self._ended)
@@ -384,9 +386,12 @@ class StreamProgress:
             except EndpointError:
                 if not self.is_complete:
                     raise
-            else:
-                if chunk is not None:
-                    yield chunk
+                continue
+            if chunk is not None:
+                self._held.append(chunk)
+            if self._has_begun:
+                held, self._held = self._held, []
+                yield from held
 
     def _chunk(self, event: bytes) -> bytes | None:
         chunk, event = self._parsed(event)
@@ -396,7 +401,6 @@ class StreamProgress:
             return orjson.dumps({**chunk, "choices": []}) if chunk.get("usage") else None
         if chunk.get("error") or not isinstance(choices, list):
             raise self._problem(chunk)
-        self.has_begun = True
         for choice in choices:
             if not isinstance(choice, dict) or choice.get("error"):
                 raise self._problem(chunk)
@@ -405,6 +409,7 @@ class StreamProgress:
                 if finish == "error":
                     raise self._problem(chunk)
                 self._ended.add(_choice_index(choice))
+            self._has_begun = self._has_begun or bool(finish) or _has_content(choice.get("delta"))
         return event
 
     def _parsed(self, event: bytes) -> tuple[JSONObject, bytes]:
@@ -434,6 +439,11 @@ class StreamProgress:
         if failure := reported_failure(chunk):
             return self._to_error(*failure, NO_HEADERS)
         return GarbledError(f"{self._where} sent an event without choices", hint=WRONG_PROTOCOL)
+
+
+def _has_content(delta: object) -> bool:
+    """Return whether a piece of an answer has more than its role: text, reasoning, a tool call."""
+    return isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role")
 
 
 def _texts(choice: JSONObject) -> Iterator[tuple[tuple[object, ...], dict[str, object], str]]:

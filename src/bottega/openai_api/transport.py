@@ -16,7 +16,6 @@ from bottega.errors import (
     EndpointError,
     EndpointTimeoutError,
     GarbledError,
-    SettingError,
     UnreachableError,
 )
 from bottega.openai_api import lazy_aiohttp as aiohttp
@@ -53,26 +52,6 @@ ADDRESS_HINT = "check the network and the address: OPENAI_BASE_URL (or base_url=
 WHOLE = (b"{", b"[", b"<")
 
 
-@dataclass(frozen=True)
-class Timeouts:
-    """Time-outs in seconds: `total` to the last byte of one attempt; for streams, `first` to the
-    first event (comments do not count) and `between` from one piece to the next."""
-
-    total: float = 300.0
-    first: float = 120.0
-    between: float = 60.0
-
-    def __post_init__(self) -> None:
-        if not min(self.total, self.first, self.between) > 0:
-            raise SettingError(f"time-outs must be above 0, got {self}", hint="set seconds above 0")
-
-    @classmethod
-    def of(cls, given: float | Timeouts) -> Timeouts:
-        if isinstance(given, Timeouts):
-            return given
-        return cls(given, min(given, cls.first), min(given, cls.between))
-
-
 @dataclass(slots=True)
 class Response:
     status: int
@@ -91,7 +70,8 @@ class Connection:
 
 @dataclass(frozen=True)
 class Connections:
-    """Connections to an endpoint, one session for each event loop."""
+    """Connections to an endpoint, one session for each event loop. `timeout` is that of one attempt
+    to its last byte, streamed or not, whatever arrives meanwhile."""
 
     endpoint: Endpoint
     timeout: float
@@ -218,35 +198,29 @@ class StreamedResponse:
     """Response as a stream of events: `request`, then `events`, and `close` in any case. A response
     that was not read to its end is aborted."""
 
-    def __init__(self, timeouts: Timeouts, where: str, to_error: ToError) -> None:
-        self._timeouts, self._where, self._to_error = timeouts, where, to_error
+    def __init__(self, timeout: float, where: str, to_error: ToError) -> None:
+        self._timeout, self._where, self._to_error = timeout, where, to_error
         self._response: aiohttp.ClientResponse | None = None
-        self._deadline = asyncio.get_running_loop().time() + timeouts.first
 
     async def request(self, session: aiohttp.ClientSession, url: URL, body: bytes) -> None:
         """Send the request. Raises the error of a status other than 2xx."""
-        limit = asyncio.timeout_at(self._deadline)
         try:
-            async with limit:
-                self._response = await session.post(
-                    url,
-                    data=_data(body),
-                    headers={**STREAM_HEADERS, **forwarded_headers()},
-                    allow_redirects=False,
-                    timeout=aiohttp.ClientTimeout(
-                        total=self._timeouts.total,
-                        sock_connect=session.timeout.sock_connect,
-                    ),
-                )
+            self._response = await session.post(
+                url,
+                data=_data(body),
+                headers={**STREAM_HEADERS, **forwarded_headers()},
+                allow_redirects=False,
+            )
         except (aiohttp.ClientError, OSError) as error:
-            raise self._timed_out(error, limit, self._timeouts.first) from None
+            raise _translated(error, self._where, self._timeout) from None
         if self._response.status >= 300:
             body_json = error_body(await self._read())
             raise self._to_error(self._response.status, body_json, self._response.headers)
 
     async def events(self, choices: int) -> AsyncGenerator[bytes]:
-        """Yield the JSON of each event. Raises `ServerFailedError` if the stream ends before each
-        of so many choices does, `GarbledError` for events that are no chunks."""
+        """Yield the JSON of each chunk, the first ones with the first content. Raises
+        `ServerFailedError` if the stream ends before each of so many choices does, `GarbledError`
+        for events that are no chunks."""
         progress = StreamProgress(self._where, self._to_error, choices)
         piece, received = await self._piece(progress), 0
         while piece.isspace():
@@ -290,17 +264,12 @@ class StreamedResponse:
         """Return some bytes, none at the end. Once all choices have ended only the usage can be
         missing: a failure then ends the stream."""
         assert self._response is not None
-        within = self._timeouts.between
-        now = asyncio.get_running_loop().time()
-        limit = asyncio.timeout_at(now + within if progress.has_begun else self._deadline)
         try:
-            async with limit:
-                return await self._response.content.readany()
+            return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
             if progress.is_complete:
                 return b""
-            waited = within if progress.has_begun else self._timeouts.first
-            raise self._timed_out(error, limit, waited) from None
+            raise _translated(error, self._where, self._timeout) from None
 
     async def _drain(self) -> None:
         assert self._response is not None
@@ -314,19 +283,7 @@ class StreamedResponse:
 
     async def _read(self) -> bytes:
         assert self._response is not None
-        limit = asyncio.timeout_at(self._deadline)
         try:
-            async with limit:
-                return await _read_response(self._response, self._where)
+            return await _read_response(self._response, self._where)
         except (aiohttp.ClientError, OSError) as error:
-            raise self._timed_out(error, limit, self._timeouts.first) from None
-
-    def _timed_out(
-        self, error: aiohttp.ClientError | OSError, limit: asyncio.Timeout, waited: float
-    ) -> EndpointError:
-        if not limit.expired():
-            return _translated(error, self._where, self._timeouts.total)
-        return EndpointTimeoutError(
-            f"{self._where} sent nothing for {waited:g} s",
-            hint="raise `timeout`, or look at the server's load",
-        )
+            raise _translated(error, self._where, self._timeout) from None

@@ -162,7 +162,9 @@ class LoginPages:
     async def logout(self, request: Request) -> Response:
         try:
             check_same_origin(request)
-        except BottegaError as error:
+            if (user := self._sessions.user(request.cookies.get(cookie_name(request)))) is not None:
+                await asyncio.to_thread(self._sessions.logout, user)
+        except BottegaError as error:  # the cookie remains, so the user can try again
             return self._renderer.render(request, None, error_page(error))
         response = RedirectResponse(f"{ROOT}/login", 303, HEADERS)
         response.delete_cookie(cookie_name(request), path=ROOT)

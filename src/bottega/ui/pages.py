@@ -23,6 +23,7 @@ from starlette.routing import Route
 from bottega.errors import BottegaError
 from bottega.evaluation.report.payload import thumbnail
 from bottega.gateway.accounting.row_types import storable_text
+from bottega.gateway.asgi import CONSOLE
 from bottega.gateway.errors import status_of, to_api_error
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
@@ -32,7 +33,7 @@ from bottega.ui.sessions import ConsoleUser, Sessions, cookie_name
 
 log = logging.getLogger(__name__)
 
-ROOT = "/ui"
+ROOT = CONSOLE
 HEADERS = {
     "cache-control": "no-store",
     "x-content-type-options": "nosniff",
@@ -46,12 +47,14 @@ HEADERS = {
 IMAGE_HEADERS = {
     "cache-control": "private, max-age=3600",
     "x-content-type-options": "nosniff",
-    "content-security-policy": "default-src 'none'; sandbox",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
 }
 # Self-contained pages, such as reports: they have their styles inside and no scripts.
 REPORT_HEADERS = {
     **HEADERS,
-    "content-security-policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'",
+    "content-security-policy": (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; frame-ancestors 'none'"
+    ),
 }
 THREADS = 32
 DAY = 86_400

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -70,19 +71,22 @@ class AccountReader(Protocol):
 
     def sign_in(self, token: str) -> tuple[Account, bytes] | None: ...
 
-    def signing_keys(self, id: str) -> tuple[Account, Sequence[bytes]] | None: ...
+    def signing_keys(self, id: str) -> tuple[Account, Sequence[bytes], float] | None: ...
+
+    def end_sessions(self, id: str) -> None: ...
 
 
 class Sessions:
-    """Sessions in signed cookies, without state on the server. Each cookie is signed with a secret
-    derived from the key of the login: all gateways that share accounts accept it, and it becomes
-    invalid with that key. Without keys, users log in with `token`, which is valid until the process
-    ends."""
+    """Sessions in signed cookies. Each cookie is signed with a secret derived from the key of the
+    login: all gateways that share accounts accept it, and it becomes invalid with that key. A
+    logout stores a time with the account, and ends all earlier sessions of the key. Without keys,
+    users log in with `token`, which is valid until the process ends."""
 
     def __init__(self, accounts: AccountReader | None, *, token: str | None = None) -> None:
         self._accounts = accounts
         self.token = token
         self._local_secret = secrets.token_bytes(32)
+        self._local_after = 0.0
 
     def is_token(self, given: str) -> bool:
         token = self.token or ""
@@ -101,24 +105,34 @@ class Sessions:
         found = self._secrets(id)
         if found is None:
             return None
-        account, valid = found
+        account, valid, after = found
         try:
-            read_only = _serializer(*valid).loads(signed, max_age=SESSION_SECONDS)
+            read_only, begun = _serializer(*valid).loads(signed, max_age=SESSION_SECONDS)
         except BadSignature:
+            return None
+        if begun <= after:
             return None
         return ConsoleUser(account, not (read_only or account.viewer), is_local=id == LOCAL)
 
-    def _secrets(self, id: str) -> tuple[Account, Sequence[bytes]] | None:
+    def logout(self, user: ConsoleUser) -> None:
+        """End all sessions of the user's key, or all that the link opened. Blocks. Raises
+        `StoreError`."""
+        if user.is_local:
+            self._local_after = time.time()
+        elif self._accounts is not None:
+            self._accounts.end_sessions(user.account.id)
+
+    def _secrets(self, id: str) -> tuple[Account, Sequence[bytes], float] | None:
         if id == LOCAL and self.token is not None:
-            return ANONYMOUS, [self._local_secret]
+            return ANONYMOUS, [self._local_secret], self._local_after
         return None if self._accounts is None else self._accounts.signing_keys(id)
 
     def _cookie(self, id: str, secret: bytes, read_only: bool) -> str:
-        return f"{id}.{_serializer(secret).dumps(read_only)}"
+        return f"{id}.{_serializer(secret).dumps([read_only, time.time()])}"
 
 
 def _serializer(*valid: bytes) -> URLSafeTimedSerializer:
-    return URLSafeTimedSerializer(list(valid), salt="bottega console session")
+    return URLSafeTimedSerializer(list(valid), salt="bottega console sessions")
 
 
 def cookie_name(request: Request) -> str:

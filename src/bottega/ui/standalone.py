@@ -12,13 +12,20 @@ from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega._util.sqlite import application_id
 from bottega.errors import SettingError
 from bottega.evaluation.run_store import FILE, RUN_FILE
+from bottega.gateway.asgi import unframed
+from bottega.gateway.errors import error_response
+from bottega.gateway.requests import check_host
 from bottega.image import Image
 from bottega.knowledge.schema import KNOWLEDGE_BASE
+from bottega.openai_api.errors import ApiError
 from bottega.recording import TraceStore
 from bottega.recording.traces import TRACE_STORE
 from bottega.ui.app import common_routes, unknown_page
@@ -76,11 +83,35 @@ def _kind(path: Path) -> str:
     raise SettingError(f"{path} is not a knowledge base, a run or a trace store", hint=NO_TARGET)
 
 
+class PageGuard:
+    """ASGI middleware that forbids frames around pages and, with `is_local`, rejects host names of
+    other machines: a page whose name resolves to 127.0.0.1 has the console's origin."""
+
+    def __init__(self, app: ASGIApp, is_local: bool) -> None:
+        self._app, self._is_local = app, is_local
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http":
+            send = unframed(send)
+            try:
+                if self._is_local:
+                    check_host(Headers(scope=scope).get("host"))
+            except ApiError as error:
+                app = error_response(error)
+        await app(scope, receive, send)
+
+
 def standalone_app(
-    runs: Sequence[Path], open_base: OpenBase | None, traces: TraceStore | None, token: str
+    runs: Sequence[Path],
+    open_base: OpenBase | None,
+    traces: TraceStore | None,
+    token: str,
+    *,
+    is_local: bool = True,
 ) -> Starlette:
     """Return the application; users log in with `token`. `open_base` blocks; it is None without
-    a knowledge base."""
+    a knowledge base. With `is_local` it listens on loopback only."""
     links = [
         *([] if open_base is None else [KNOWLEDGE, CACHE]),
         *([] if traces is None else [REQUESTS]),
@@ -96,7 +127,8 @@ def standalone_app(
         routes += request_routes(renderer, traces, open_base)
     if runs:
         routes += evaluation_routes(renderer, RunLibrary(runs))
-    return Starlette(routes=[*routes, renderer.route("/{path:path}", unknown_page)])
+    routes.append(renderer.route("/{path:path}", unknown_page))
+    return Starlette(routes=routes, middleware=[Middleware(PageGuard, is_local)])
 
 
 def request_routes(

@@ -38,7 +38,7 @@ DIGESTS = ["digest", "previous_digest", "previous_until"]
 # Settings that `Accounts.update` changes.
 CHANGEABLE = frozenset(ACCOUNTS.names) - {"id", "created", "revoked"}
 READ = (
-    f"SELECT {', '.join(DIGESTS)}, {ACCOUNTS.column_list} FROM gateway_accounts"
+    f"SELECT {', '.join(DIGESTS)}, sessions_after, {ACCOUNTS.column_list} FROM gateway_accounts"
     " ORDER BY created, id"
 )
 REVOKE = "UPDATE gateway_accounts SET revoked = coalesce(revoked, ?2) WHERE id = ?1"
@@ -58,12 +58,14 @@ CLAIMED = "SELECT 1 FROM gateway_namespaces WHERE account = ?1 AND namespace = ?
 
 @dataclass(frozen=True)
 class StoredAccount:
-    """Account with the SHA-256 of its key, and of the one before it until `previous_until`."""
+    """Account with the SHA-256 of its key, and of the one before it until `previous_until`. Only
+    sessions of the console that began after `sessions_after` are valid."""
 
     account: Account
     digest: bytes
     previous: bytes | None = None
     previous_until: float = 0.0
+    sessions_after: float = 0.0
 
 
 class Accounts:
@@ -114,10 +116,10 @@ class Accounts:
             return None
         return account, _signing_key(sha256(found[2].encode()).digest())
 
-    def signing_keys(self, id: str) -> tuple[Account, Sequence[bytes]] | None:
-        """Return the account with this id and the secrets derived from its valid keys, two after a
-        rotation that keeps the old key. None if the id is unknown or the key is revoked or
-        expired."""
+    def signing_keys(self, id: str) -> tuple[Account, Sequence[bytes], float] | None:
+        """Return the account with this id, the secrets derived from its valid keys, two after a
+        rotation that keeps the old key, and the time of its last logout. None if the id is unknown
+        or the key is revoked or expired."""
         account = self.find(id)
         if account is None:
             return None
@@ -125,7 +127,13 @@ class Accounts:
         valid = [stored.digest]
         if stored.previous is not None and time.time() < stored.previous_until:
             valid.append(stored.previous)
-        return account, [_signing_key(digest) for digest in valid]
+        return account, [_signing_key(digest) for digest in valid], stored.sessions_after
+
+    def end_sessions(self, id: str) -> None:
+        """End all sessions of a key, in all processes that share the accounts. Blocks. Raises
+        `NotFoundError`."""
+        self._stored(id)
+        self._update(id, {"sessions_after": time.time()})
 
     def add(
         self,
@@ -278,7 +286,11 @@ def _row(settings: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _stored_account(
-    digest: bytes, previous: bytes | None, previous_until: float | None, *row: Any
+    digest: bytes,
+    previous: bytes | None,
+    previous_until: float | None,
+    sessions_after: float | None,
+    *row: Any,
 ) -> StoredAccount:
     values: dict[str, Any] = dict(zip(ACCOUNTS.names, row, strict=True))
     texts = (values[name] for name in ("id", "name", "namespace"))
@@ -288,7 +300,8 @@ def _stored_account(
         values[name] = bool(values[name])
     if values["tiers"] is not None:
         values["tiers"] = tuple(filter(None, values["tiers"].split(",")))
-    return StoredAccount(Account(**values), digest, previous, previous_until or 0.0)
+    account = Account(**values)
+    return StoredAccount(account, digest, previous, previous_until or 0.0, sessions_after or 0.0)
 
 
 # Its key is unknown, so invalid ids take as long as valid ones.

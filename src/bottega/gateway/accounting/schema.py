@@ -73,7 +73,7 @@ def _tables(dialect: SqlDialect) -> str:
     blob, integer = dialect.types[bytes], dialect.types[int]
     secrets = (
         f"changes {integer} NOT NULL DEFAULT 0, digest {blob} NOT NULL, previous_digest {blob},"
-        f" previous_until {real}"
+        f" previous_until {real}, sessions_after {real}"
     )
     return f"""
 {ACCOUNTS.create(dialect, key="id", more=secrets)}

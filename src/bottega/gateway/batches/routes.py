@@ -43,7 +43,7 @@ HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 MAX_FORM_FIELD = MAX_BODY = 64 * 1024
 MAX_UPLOADS = 4  # at a time: each needs temporary space on the disk
 MAX_UNFINISHED = 100  # batches of one key
-MAX_METADATA = 16
+MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE = 16, 64, 512  # pairs, characters
 PAGE, MAX_PAGE = 20, 100
 FILE_PAGE, MAX_FILE_PAGE = 1000, 10_000
 MIN_SECONDS = 3600
@@ -89,6 +89,7 @@ def _handle(
                 hint="ask the operator for a gateway without [state] and with"
                 " batches.concurrency above 0, or send the requests one by one",
             )
+        await gateway.check_rate(account)
         try:
             found = await handler(request, account, store)
         except ApiError as error:
@@ -143,6 +144,7 @@ class _BatchHandlers:
                 file.file,
                 limit=storage,
                 expires=time.time() + _lifetime(form, self.settings.keep_days * DAY),
+                max_files=self.settings.max_files,
             )
         finally:
             await form.close()
@@ -191,6 +193,7 @@ class _BatchHandlers:
             _metadata(given),
             expires=time.time() + self.settings.expire_hours * HOUR,
             limit=MAX_UNFINISHED,
+            max_batches=self.settings.max_files,
         )
         self.wake()
         return batch.json()
@@ -269,7 +272,11 @@ def _metadata(given: dict[str, Any]) -> dict[str, str] | None:
     if metadata is not None and len(metadata) > MAX_METADATA:
         wrong_value("metadata", f"at most {MAX_METADATA} pairs", len(metadata))
     for name, value in (metadata or {}).items():
-        typed(value, str, f"metadata.{str(name)[:64]}")
+        where = f"metadata.{name[:MAX_METADATA_NAME]}"
+        if len(name) > MAX_METADATA_NAME:
+            wrong_value(where, f"a name of at most {MAX_METADATA_NAME} characters", len(name))
+        if len(typed(value, str, where)) > MAX_METADATA_VALUE:
+            wrong_value(where, f"at most {MAX_METADATA_VALUE} characters", len(value))
     return metadata
 
 

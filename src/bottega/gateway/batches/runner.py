@@ -16,13 +16,13 @@ from bottega._util.durable_files import lock_file
 from bottega._util.event_loops import for_each
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.asgi import ChatEndpoint, note_failure, request_id
+from bottega.gateway.asgi import ChatEndpoint, request_id
 from bottega.gateway.batches.lines import Line, error_line, read_body, read_lines, reply_line
 from bottega.gateway.batches.records import Batch, LineError, Status
 from bottega.gateway.batches.store import BatchStore
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import MB, BatchSettings
-from bottega.gateway.errors import CLOSING, to_api_error
+from bottega.gateway.errors import CLOSING, note_failure
 from bottega.gateway.ports import ANONYMOUS, ReadBody, RequestRecord
 from bottega.openai_api.errors import ApiError
 
@@ -38,7 +38,7 @@ MAX_ACTIVE = 64  # batches; further ones wait
 # Codes of errors after which the line is sent again.
 RETRY_CODES = (
     *("rate_limit_exceeded", "too_many_concurrent_requests", "decoding_busy"),
-    *("upstream_paused", "overloaded"),
+    "upstream_paused",
 )
 UNSENT_ERRORS = {
     "expired": ("batch_expired", "the batch expired before this request was sent"),
@@ -305,9 +305,7 @@ class BatchRunner:
     def _record_failure(
         self, endpoint: ChatEndpoint, record: RequestRecord, error: Exception
     ) -> ApiError:
-        note_failure(record, error)
-        api_error = to_api_error(error)
-        record.status = api_error.status
+        api_error = note_failure(record, error)
         endpoint.on_end(record)
         return api_error
 

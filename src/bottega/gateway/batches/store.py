@@ -31,6 +31,7 @@ from bottega.openai_api.errors import ApiError
 FILE, FOLDER = "batches.db", "files"
 BUSY_SECONDS = 10.0
 CHUNK = 1 << 20
+MAX_FILENAME = 255  # characters
 # A file without a row is left over from a crash, unless its upload is still in progress.
 ORPHAN_SECONDS = 3600.0
 
@@ -54,10 +55,20 @@ class BatchStore:
         return self._files / file
 
     def add_file(
-        self, account: str, filename: str, source: IO[bytes], *, limit: int, expires: float
+        self,
+        account: str,
+        filename: str,
+        source: IO[bytes],
+        *,
+        limit: int,
+        expires: float,
+        max_files: int,
     ) -> StoredFile:
-        """Store an uploaded file. Raises `ApiError` if the account's files would have more than
-        `limit` bytes."""
+        """Store an uploaded file. Raises `ApiError` if the account has `max_files` files already,
+        or if they would have more than `limit` bytes."""
+        if len(filename) > MAX_FILENAME:
+            message = f"the name of the file has more than {MAX_FILENAME} characters"
+            raise ApiError(message, param="file", hint="send a shorter filename")
         if self.used_bytes(account) >= limit:
             raise storage_full(limit)
         id = f"file-{secrets.token_hex(16)}"
@@ -67,12 +78,13 @@ class BatchStore:
         )
         with self._transaction() as connection:
             # In the transaction: two uploads at a time must not both fit.
+            is_free = _count(connection, "files", account) < max_files
             fits = self._used(connection, account) + size <= limit
-            if fits:
+            if is_free and fits:
                 _insert_file(connection, file)
-        if not fits:
+        if not (is_free and fits):
             self.path(id).unlink(missing_ok=True)
-            raise storage_full(limit)
+            raise storage_full(limit) if is_free else _too_many("files", max_files)
         return file
 
     def used_bytes(self, account: str) -> int:
@@ -125,8 +137,10 @@ class BatchStore:
         *,
         expires: float,
         limit: int,
+        max_batches: int,
     ) -> Batch:
-        """Add a batch. Raises `ApiError` if the account has `limit` unfinished ones."""
+        """Add a batch. Raises `ApiError` if the account has `limit` unfinished ones, or
+        `max_batches` with those that have ended."""
         now = self._clock()
         file = self.file(account, input_file)
         if file.purpose != "batch":
@@ -141,7 +155,8 @@ class BatchStore:
                 f"SELECT count(*) FROM batches WHERE account = ? AND status IN {UNFINISHED}",
                 (account,),
             ).fetchone()
-            if is_kept and unfinished < limit:
+            is_free = _count(connection, "batches", account) < max_batches
+            if is_kept and is_free and unfinished < limit:
                 connection.execute(
                     f"INSERT INTO batches ({BATCHES.column_list}) VALUES ({BATCHES.placeholders})",
                     BATCHES.row(batch),
@@ -157,6 +172,8 @@ class BatchStore:
                 headers={"x-should-retry": "false"},
                 hint="wait until one has ended, or cancel one",
             )
+        if not is_free:
+            raise _too_many("batches", max_batches)
         return batch
 
     def batch(self, account: str, id: str) -> Batch:
@@ -360,6 +377,23 @@ def storage_full(limit: int) -> ApiError:
         code="storage_full",
         hint="delete files first (DELETE /v1/files/ID)",
     )
+
+
+def _too_many(what: str, limit: int) -> ApiError:
+    hint = "wait until the oldest ones expire (batches.keep_days)"
+    return ApiError(
+        f"this key has reached its limit of {limit:,} {what}",
+        status=429,
+        type="rate_limit_error",
+        code=f"too_many_{what}",
+        headers={"x-should-retry": "false"},
+        hint=f"delete files (DELETE /v1/files/ID), or {hint}" if what == "files" else hint,
+    )
+
+
+def _count(connection: sqlite3.Connection, table: str, account: str) -> int:
+    counted = f"SELECT count(*) FROM {table} WHERE account = ?"
+    return int(connection.execute(counted, (account,)).fetchone()[0])
 
 
 def _insert_file(connection: sqlite3.Connection, file: StoredFile) -> None:

@@ -34,6 +34,10 @@ NEEDED = {
 SAMPLES = {"usd_per_1k": 1.0, "min_similarity": 0.8, "min_confidence": 0.7}
 WITHOUT_SIMILARITY = ("bm25", "hybrid")
 UNDROPPABLE = {"model", "messages", "stream"}  # the gateway needs these fields
+# A browser leaves out the default port. Browser extensions and desktop apps have other schemes.
+ORIGIN = re.compile(
+    r"(?!https://.*:443\Z|http://.*:80\Z)[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:\d+)?"
+)
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 
 
@@ -76,6 +80,13 @@ def check_hosts(config: Config, path: SettingPath) -> None:
         if has_port(host):
             raise (path / "gateway" / "allowed_hosts").error(
                 f"contains a port, got {host!r}", hint="write the name only, without the port"
+            )
+    for origin in config.gateway.allowed_origins:
+        if not ORIGIN.fullmatch(origin):
+            raise (path / "gateway" / "allowed_origins").error(
+                f"must be origins as browsers send them, got {origin[:100]!r}",
+                hint='write "https://app.example" or "http://localhost:3000": lower case, without'
+                " path and default port, and each origin instead of *",
             )
     if config.gateway.metrics_port and config.gateway.metrics_port == config.gateway.port:
         raise (path / "gateway" / "metrics_port").error(

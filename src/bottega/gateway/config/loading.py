@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from bottega._util.settings import (
     read_settings,
     read_toml,
 )
+from bottega.errors import SettingError
 from bottega.gateway.config.checks import (
     VARIABLE,
     WITHOUT_SIMILARITY,
@@ -55,6 +57,7 @@ from bottega.gateway.config.variants import (
 )
 from bottega.gateway.experiments import has_only_variant_options, read_variant
 from bottega.naming import COMPLETIONS, REMOTE
+from bottega.openai_api.endpoint import check_header
 from bottega.openai_api.errors import ApiError
 
 VARIANT_SECTIONS: dict[str, type[VariantCacheSettings | RouterSettings]] = {
@@ -82,6 +85,8 @@ SECTIONS: dict[str, type] = {
 MASTER_RATE = 0.2
 # A cosine: three of four unrelated texts are below it, but hardly any two images.
 MIN_SIMILARITY = 0.3
+# Names of headers whose values are secrets.
+CREDENTIAL = re.compile(r"auth|cookie|credential|key|password|secret|token", re.IGNORECASE)
 TIER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 EXAMPLE = "examples/bottega.toml describes every setting"
 
@@ -202,17 +207,47 @@ def _tier(name: str, table: object, path: SettingPath) -> TierSettings:
         )
     tier = read_settings(TierSettings, table, path, name=name)
     remote = tier.base_url or tier.api_key_env or tier.own_fields or tier.image_urls
-    if not tier.is_remote and remote:
+    if not tier.is_remote and (remote or tier.header_names):
         raise path.error(
-            "runs in this process, so it has no base_url, api_key_env, extra_body, drop_fields or"
-            " image_urls",
+            "runs in this process, so it has no base_url, api_key_env, api_key_header, headers,"
+            " headers_env, extra_body, drop_fields or image_urls",
             hint=f'write model = "openai:{tier.model}" for an endpoint',
         )
     if tier.api_key_env is not None and not VARIABLE.fullmatch(tier.api_key_env):
         raise (path / "api_key_env").error(
             "must be the name of an environment variable", hint='write api_key_env = "MASTER_KEY"'
         )
+    _check_headers(tier, path)
     return tier
+
+
+def _check_headers(tier: TierSettings, path: SettingPath) -> None:
+    for setting, name in tier.header_names:
+        try:
+            check_header(name)
+        except SettingError as error:
+            raise (path / setting).error(f"is invalid: {error}", hint=error.hint) from error
+    names = Counter(name.lower() for _, name in tier.header_names)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise (path / "headers").error(
+            f"must name each header once, got {twice[0]!r} several times",
+            hint="remove one of them from headers, headers_env or api_key_header",
+        )
+    for name in filter(CREDENTIAL.search, tier.headers):
+        raise (path / "headers" / name).error(
+            "must not be in a file: its name is that of a credential",
+            hint=f'write headers_env = {{ "{name}" = "TEAM_TOKEN" }}, the name of a variable',
+        )
+    for name, variable in tier.headers_env.items():
+        if not VARIABLE.fullmatch(variable):
+            raise (path / "headers_env" / name).error(
+                "must be the name of an environment variable",
+                hint=f'write headers_env = {{ "{name}" = "TEAM_TOKEN" }}',
+            )
+    if tier.api_key_header is not None and tier.base_url is not None and tier.api_key_env is None:
+        raise (path / "api_key_header").error(
+            "has no effect without a key", hint='write api_key_env = "MASTER_KEY"'
+        )
 
 
 def _check_price(price: object, path: SettingPath) -> None:

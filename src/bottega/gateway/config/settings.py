@@ -72,7 +72,8 @@ MB = 1 << 20
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """[gateway]: network addresses and the data folder."""
+    """[gateway]: network addresses and the data folder. `allowed_origins` are the origins of web
+    pages that may call the API from a browser."""
 
     host: str = "127.0.0.1"
     port: Port = 8000
@@ -81,6 +82,7 @@ class ServerSettings:
     drain_seconds: NonNegativeFloat = 30.0
     max_concurrent: PositiveInt = 256
     allowed_hosts: TextList = ()
+    allowed_origins: TextList = ()
     metrics_host: str = "127.0.0.1"
     metrics_port: Port | None = None
     finish_seconds: NonNegativeFloat = 60.0
@@ -213,12 +215,14 @@ class TraceSettings:
 class BatchSettings:
     """[batches]: files and batches. `concurrency` is the number of requests of all batches in
     progress. A file has at most `file_mb` and `max_requests` requests, all files of a key at most
-    `storage_mb`. A batch expires after `expire_hours`, a file after `keep_days`."""
+    `storage_mb`. A key has at most `max_files` files and as many batches. A batch expires after
+    `expire_hours`, a file after `keep_days`."""
 
     concurrency: NonNegativeInt = 4
     max_requests: PositiveInt = 50_000
     file_mb: PositiveInt = 200
     storage_mb: PositiveInt = 1000
+    max_files: PositiveInt = 10_000
     expire_hours: PositiveFloat = 24.0
     keep_days: PositiveFloat = 30.0
 

@@ -23,12 +23,17 @@ class TierSettings:
     budget. With `search = "rcts"`, a tree search selects the demonstrations; its limits per
     request are `search_calls` completions, `search_tokens` and `search_seconds`. `passages` is a
     store of passages that `compressor` has compressed for a local model. `drop_fields` are fields
-    of clients that the model does not support."""
+    of clients that the model does not support. The key is sent as `Authorization: Bearer KEY`, or
+    alone in `api_key_header`. Every request has the `headers`, and those of `headers_env`, which
+    names the environment variables with their values."""
 
     name: str
     model: str
     base_url: str | None = None
     api_key_env: str | None = None
+    api_key_header: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    headers_env: Mapping[str, str] = field(default_factory=dict)
     store_answers: bool | None = None
     shots: NonNegativeInt | None = None
     images: NonNegativeInt | None = None
@@ -59,6 +64,14 @@ class TierSettings:
     def own_fields(self) -> Mapping[str, object]:
         """Return the operator's fields, which override the client's; None leaves one out."""
         return {**dict.fromkeys(self.drop_fields), **self.extra_body}
+
+    @property
+    def header_names(self) -> list[tuple[str, str]]:
+        """Return the setting and the name of each header that the operator adds."""
+        given = {"headers": self.headers, "headers_env": self.headers_env}
+        names = [(setting, name) for setting, one in given.items() for name in one]
+        own = self.api_key_header
+        return names if own is None else [*names, ("api_key_header", own)]
 
     @property
     def takes_tools(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -12,7 +13,7 @@ from functools import partial
 
 from starlette.routing import BaseRoute
 
-from bottega.errors import SettingError, store_errors
+from bottega.errors import SettingError, StoreError, store_errors
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.limiter import Access, KeyDefaults, LocalLimiter
@@ -46,6 +47,7 @@ from bottega.pipeline import Pipeline
 from bottega.recording import CompositeRecorder, TraceStore
 from bottega.telemetry import open_exporter
 
+log = logging.getLogger(__name__)
 OpenBase = Callable[[str], KnowledgeBase]
 # Called with the server, the function that opens the knowledge base of a namespace (None for a
 # user's pipeline), and the function that forgets replies after a change to a namespace.
@@ -197,12 +199,17 @@ def _no_query(id: str) -> None:
 
 
 def _open_traces(config: Config, environment: Mapping[str, str]) -> RequestTraces | None:
-    """Open the store of request traces beside the ledger, None if they are not stored."""
+    """Open the store of request traces beside the ledger, None if they are not stored, or if it is
+    damaged: the gateway answers without them."""
     if config.traces.store == "none":
         return None
     location = config.state.database_url(environment) or config.gateway.data / TRACES_FILE
-    with store_errors(config.state.database_setting):
-        store = TraceStore.open(location)
+    try:
+        with store_errors(config.state.database_setting):
+            store = TraceStore.open(location)
+    except StoreError as error:
+        log.error("traces are not stored: %s", error)
+        return None
     return RequestTraces(
         store,
         images=config.traces.store == "images",
@@ -244,6 +251,7 @@ def _gateway_server(
         response_cache=response_cache,
         fetch=build_fetch(config.limits),
         allowed_hosts=config.gateway.allowed_hosts,
+        allowed_origins=config.gateway.allowed_origins,
         decoding=decoding,
         more_fields=frozenset(config.limits.fields),
         experiment=build_experiment(config),

@@ -258,7 +258,7 @@ class DrainingServer(uvicorn.Server):
 
 # Settings that need no restart, by section.
 RELOADED = {
-    "gateway": ("max_concurrent", "allowed_hosts", "finish_seconds"),
+    "gateway": ("max_concurrent", "allowed_hosts", "allowed_origins", "finish_seconds"),
     "experiment": ("share",),
     "keys": ("max_concurrent", "tiers", "max_namespaces"),
     "limits": (
@@ -285,6 +285,7 @@ def reload(gateway_server: GatewayServer, read: Callable[[], Config]) -> None:
         table.override(prices)
     gateway.limits, gateway.fetch = request_limits(applied.limits), build_fetch(applied.limits)
     gateway.allowed_hosts = applied.gateway.allowed_hosts
+    gateway.allowed_origins = applied.gateway.allowed_origins
     gateway.more_fields = frozenset(applied.limits.fields)
     gateway.completer.finish_seconds = applied.gateway.finish_seconds
     gateway.experiment = build_experiment(applied)

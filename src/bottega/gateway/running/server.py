@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
@@ -18,7 +18,16 @@ from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import Entry
-from bottega.gateway.asgi import PROBE_PATHS, App, ChatEndpoint, endpoints_by_path, error_at
+from bottega.gateway.asgi import (
+    PROBE_PATHS,
+    App,
+    ChatEndpoint,
+    allowed_origin,
+    endpoints_by_path,
+    error_at,
+    preflight_response,
+    readable_by,
+)
 from bottega.gateway.batches.routes import batch_routes
 from bottega.gateway.batches.runner import BatchRunner
 from bottega.gateway.batches.store import BatchStore
@@ -134,11 +143,18 @@ FULL = ApiError(
 
 class Admission:
     """ASGI wrapper that rejects requests above a maximum, with an error of their API. Probes are
-    always admitted; `/readyz` fails while it is `closing`."""
+    always admitted; `/readyz` fails while it is `closing`. Web pages of `origins` may call the API,
+    and read all of its errors."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], limit: int) -> None:
+    def __init__(
+        self,
+        app: Callable[[Scope, Receive, Send], Awaitable[None]],
+        limit: int,
+        origins: Callable[[], Collection[str]] = tuple,
+    ) -> None:
         self._app = app
         self.limit = limit
+        self._origins = origins
         self.in_flight = 0
         self.closing = False
         self._empty = asyncio.Event()
@@ -152,8 +168,12 @@ class Admission:
                     await self._empty.wait()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if origin := allowed_origin(scope, self._origins()):
+            send = readable_by(origin, send)
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+        elif origin and scope["method"] == "OPTIONS":
+            await preflight_response(scope)(scope, receive, send)
         elif self.closing and scope["path"] == "/readyz":
             await error_response(CLOSING)(scope, receive, send)
         elif scope["path"] in PROBE_PATHS:
@@ -270,7 +290,8 @@ class GatewayServer:
             lifespan=self.lifespan,
         )
         self.inner = app
-        self.app = Admission(app, self.config.gateway.max_concurrent)
+        limit = self.config.gateway.max_concurrent
+        self.app = Admission(app, limit, lambda: self.gateway.allowed_origins)
         if batches is not None:
             endpoints = endpoints_by_path(self.gateway, chat_endpoint)
             self.batches = BatchRunner(

@@ -89,7 +89,11 @@ def build_tiers(config: Config, environment: Mapping[str, str]) -> TierSet:
     with _prefixed_errors(f"{config.file}: cache.embed_text"):
         check_text_embedder(config.cache.embed_text)
     keys = {one.name: key_of(one, environment, config.file) for one in config.tiers}
-    served = tuple(_served(one, keys[one.name], config) for one in config.tiers)
+    hidden = {
+        one.name: secret_headers(one, keys[one.name], environment, config.file)
+        for one in config.tiers
+    }
+    served = tuple(_served(one, keys[one.name], hidden[one.name], config) for one in config.tiers)
     prices = PriceTable(price_overrides(config, served))
     configs = [config, *map(config.of_variant, config.experiment.variants.values())]
     has_budget = any(one.route.router == "budget" for one in configs)
@@ -100,7 +104,8 @@ def build_tiers(config: Config, environment: Mapping[str, str]) -> TierSet:
                 hint=f"set [tiers.{one.name}] price = [0.15, 0.60], in US dollars per million"
                 " tokens",
             )
-    return TierSet(served, prices, tuple(filter(None, keys.values())))
+    secrets = [*keys.values(), *(value for one in hidden.values() for value in one.values())]
+    return TierSet(served, prices, tuple(filter(None, secrets)))
 
 
 def confidence_fields(config: Config) -> dict[str, Body]:
@@ -147,17 +152,33 @@ def key_of(tier: TierSettings, environment: Mapping[str, str], file: str) -> str
             f"{file}: the key of tiers.{tier.name} is missing: {variable} is not set",
             hint=f"export {variable}=... before bottega serve, or set another api_key_env",
         )
-    return environment[variable]
+    return environment[variable].strip()  # the log hides the key as it is sent
 
 
-def _served(tier: TierSettings, key: str, config: Config) -> ServedTier:
+def secret_headers(
+    tier: TierSettings, key: str, environment: Mapping[str, str], file: str
+) -> dict[str, str]:
+    """Return the headers whose values are secrets. Raises `SettingError`."""
+    headers = {} if tier.api_key_header is None else {tier.api_key_header: key}
+    for name, variable in tier.headers_env.items():
+        if not environment.get(variable):
+            raise SettingError(
+                f"{file}: tiers.{tier.name}.headers_env.{name} has no value: {variable} is not set",
+                hint=f"export {variable}=... before bottega serve, or name another variable",
+            )
+        headers[name] = environment[variable].strip()
+    return headers
+
+
+def _served(tier: TierSettings, key: str, hidden: Mapping[str, str], config: Config) -> ServedTier:
     generator: Generator
     upstream: Upstream
     if tier.is_remote:
         name = tier.upstream_name
         how: dict[str, Any] = {
             "base_url": tier.base_url or OPENAI,
-            "api_key": key,
+            "api_key": "" if tier.api_key_header else key,
+            "headers": {**tier.headers, **hidden},
             "timeout": tier.timeout,
             "retries": tier.retries,
             "concurrency": tier.concurrency,

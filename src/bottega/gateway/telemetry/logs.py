@@ -27,6 +27,7 @@ from bottega.errors import (
     BottegaError,
     EndpointError,
     EndpointTimeoutError,
+    GarbledError,
     MissingDependencyError,
     ModelLoadError,
     PromptTooLongError,
@@ -116,7 +117,8 @@ MAX_WAITING = 10_000  # lines, while the stream is blocked
 WRITE_BATCH = 500
 FLUSH_SECONDS = 0.25
 FRAMES = 12
-# Their messages are about the operator's files, settings, packages and hosts.
+# Their messages are about the operator's files, settings, packages and hosts. Those of a server are
+# left out: it may quote the request.
 SETUP_ERRORS = (
     SettingError,
     StoreError,
@@ -124,8 +126,11 @@ SETUP_ERRORS = (
     ModelLoadError,
     UnreachableError,
     EndpointTimeoutError,
+    GarbledError,
     MisconfiguredError,
 )
+ERROR_FIELDS = ("code", "type", "param")
+ERROR_FIELD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 
 
 def log_request(
@@ -142,11 +147,17 @@ def error_text(error: BaseException) -> str:
     """Return the part of an error that may be logged."""
     name = type(error).__name__
     # The message of a prompt that is too long contains a model's name and numbers.
-    if isinstance(error, (*SETUP_ERRORS, PromptTooLongError)):
-        return f"{name}: {error}"
-    if isinstance(error, EndpointError) and error.status is not None:
-        return f"{name} {error.status}"
-    return name
+    has_own_text = isinstance(error, (*SETUP_ERRORS, PromptTooLongError))
+    text = f"{name}: {error}" if has_own_text else name
+    if not isinstance(error, EndpointError):
+        return text
+    if error.detail:
+        text = text.removesuffix(f": {error.detail}")
+    if not has_own_text and error.status is not None:
+        text += f" {error.status}"
+    fields = ((name, error.fields.get(name) or "") for name in ERROR_FIELDS)
+    text += "".join(f" {name}={value}" for name, value in fields if ERROR_FIELD.fullmatch(value))
+    return f"{text}: {error.hint}" if isinstance(error, MisconfiguredError) else text
 
 
 class _RequestLine(NamedTuple):
