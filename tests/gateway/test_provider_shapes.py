@@ -212,7 +212,10 @@ class Zoo:
             reply = who.chat.completions.create(
                 model=MODEL, messages=turns, stream=streamed, **shape.request, **more
             )
-            return read_stream(reply, found, missing) if streamed else read_reply(reply)
+            if not streamed:
+                return read_reply(reply)
+            read_stream(reply, found, missing)
+            return None
 
         return attempt(read)
 
