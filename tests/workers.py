@@ -27,7 +27,7 @@ from _pytest._io import TerminalWriter
 
 # Worker, modulo their number, of all tests with a fixture or a parameter of this name.
 SERVERS = {
-    "browser": 0,
+    **dict.fromkeys(("browser", "zoo"), 0),
     **dict.fromkeys(("postgres", "database", "redis"), 1),
     **dict.fromkeys(("milvus", "executor", "ray_head"), 2),
 }

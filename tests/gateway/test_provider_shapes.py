@@ -160,7 +160,7 @@ def read_stream(chunks: Any, found: Reading, missing: str) -> None:
                 found.refusals[number] += text_of(delta.refusal)
                 found.reasoning[number] += text_of(reasoning_of(delta))
                 for call in delta.tool_calls or ():
-                    add_piece(pieces.setdefault(number, []), call.index, call.function)
+                    add_piece(pieces.setdefault(number, []), call, call.function)
                 if delta.function_call:
                     add_piece(pieces.setdefault(number, []), None, delta.function_call)
     for number, calls in pieces.items():
@@ -170,14 +170,16 @@ def read_stream(chunks: Any, found: Reading, missing: str) -> None:
     found.finishes = [finish or missing for finish in found.finishes]
 
 
-def add_piece(calls: list[Any], index: int | None, function: Any) -> None:
-    """Add a piece to its call: a name begins a call, other pieces go by the index."""
+def add_piece(calls: list[Any], piece: Any, function: Any) -> None:
+    """Add a piece to its call: a name begins a call, other pieces go by the index or the id."""
     if function is None:
         return
+    index, key = (piece.index, piece.id) if piece else (None, None)
+    known = key if index is None else index
     if function.name:
-        calls.append([index, function.name, ""])
+        calls.append([known, function.name, ""])
     given = function.arguments or ""
-    call = [call for call in calls if index in (None, call[0])][-1]
+    call = [call for call in calls if known in (None, call[0])][-1]
     call[2] += given if isinstance(given, str) else json.dumps(given)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from time import process_time
 from typing import Any
 
 import openai
@@ -284,3 +285,19 @@ def test_parallel_calls_with_one_index_stay_apart() -> None:
         ("a", '{"city": "Rome"}'),
         ("b", '{"city": "Oslo"}'),
     ]
+
+
+def seconds_to_join(tokens: int) -> float:
+    token = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
+    choice = {"index": 0, "delta": {"content": "a"}, "logprobs": {"content": [token]}}
+    chunks = [orjson.dumps({"choices": [choice]})] * tokens
+    started = process_time()
+    reply = from_chunks([*chunks, chunk({}, "stop")])
+    assert reply.completions == (Completion("a" * tokens, logprob=-0.5 * tokens),)
+    return process_time() - started
+
+
+def test_joining_log_probabilities_takes_linear_time() -> None:
+    short = min(seconds_to_join(1000) for _ in range(3))
+    long = min(seconds_to_join(8000) for _ in range(3))
+    assert long < 0.05 + 24 * short  # linear: 8 times, quadratic: 64 times
