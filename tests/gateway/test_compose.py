@@ -46,3 +46,5 @@ def test_compose_sets_shutdown_time_and_memory(services: dict[str, Any], config:
     assert float(gateway["stop_grace_period"].removesuffix("s")) > config.gateway.drain_seconds
     bodies = config.gateway.max_concurrent * config.limits.body_mb
     assert bodies * 2 < int(gateway["mem_limit"].removesuffix("g")) * 1024
+    [folder] = gateway["tmpfs"]
+    assert config.limits.receiving_mb < int(folder.partition("size=")[2].removesuffix("m"))

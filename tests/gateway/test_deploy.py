@@ -229,6 +229,8 @@ def test_compose_shares_one_state(services: dict[str, Any]) -> None:
     assert seconds(gateway["stop_grace_period"]) > config.gateway.drain_seconds
     bodies = config.gateway.max_concurrent * config.limits.body_mb
     assert bodies * 2 < int(gateway["mem_limit"].removesuffix("g")) * 1024
+    [folder] = [one for one in gateway["tmpfs"] if one.startswith("/tmp:")]
+    assert config.limits.receiving_mb < int(folder.partition("size=")[2].removesuffix("m"))
     inside = gateway["volumes"][0].split(":")[1]
     assert inside in (ROOT / "Dockerfile").read_text("utf-8")
 

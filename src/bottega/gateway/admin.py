@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from bottega._util.caching import CLIENT
 from bottega.errors import BottegaError, NotFoundError
 from bottega.gateway.accounting.accounts import TOKEN, Accounts
 from bottega.gateway.accounting.ledger import Ledger
@@ -139,6 +140,7 @@ def _check_admin(accounts: Accounts, request: Request) -> Account:
             code="not_an_admin",
             hint="create an admin key with bottega keys add NAME --admin",
         )
+    CLIENT.set(account.id)  # of this task only: fair turns
     return account
 
 

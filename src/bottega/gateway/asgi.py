@@ -18,11 +18,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp
 
 from bottega.errors import StoreError
 from bottega.gateway.chat import Gateway
 from bottega.gateway.completions import completions_endpoint
+from bottega.gateway.decode_budget import BodyBudget
 from bottega.gateway.embeddings import EmbeddingsEndpoint
 from bottega.gateway.errors import (
     CLOSING,
@@ -147,6 +147,7 @@ class ChatEndpoint:
     watch: DisconnectWatcher = field(default_factory=DisconnectWatcher)
     keep_alive: bytes = b": keep-alive\n\n"
     keep_alive_seconds: float = 15.0
+    bodies: BodyBudget = field(default_factory=BodyBudget)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {
@@ -167,7 +168,11 @@ class ChatEndpoint:
         record.has_left = lambda: watched.has_left
 
         async def body() -> bytes:
-            raw = await _body(headers, receive, self.limits)
+            receiver = self.bodies.receiver(headers.get("content-length"), receive)
+            try:
+                raw = await _body(headers, receiver, self.limits)
+            finally:
+                receiver.release()
             self.watch.begin(watched)
             return raw
 
@@ -430,7 +435,7 @@ class App:
         lifespan: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         self._endpoints = endpoints_by_path(gateway, chat_endpoint)
-        self._gateway = gateway
+        self._gateway, self.bodies = gateway, chat_endpoint.bodies
         self._is_ready, self._tier_problems, self._metrics = is_ready, tier_problems, metrics
         # Set after its socket is bound. On this port `/metrics` needs no key.
         self.metrics_port: int | None = None
@@ -455,18 +460,26 @@ class App:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app: ASGIApp = self._rest
-        if scope["type"] == "http":
-            if is_console(scope["path"]):
-                send = unframed(send)
-            try:
-                self._check(scope)
-            except ApiError as error:
-                await error_at(scope["path"], error)(scope, receive, send)
-                return
-            if scope["method"] == "POST":
-                app = self._endpoints.get(scope["path"], app)
-        await app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._rest(scope, receive, send)
+            return
+        if is_console(scope["path"]):
+            send = unframed(send)
+        try:
+            self._check(scope)
+        except ApiError as error:
+            await error_at(scope["path"], error)(scope, receive, send)
+            return
+        endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
+        if endpoint is not None:
+            await endpoint(scope, receive, send)
+            return
+        length = dict(scope["headers"]).get(b"content-length", b"").decode("latin-1")
+        receiver = self.bodies.receiver(length, receive)
+        try:
+            await self._rest(scope, receiver, send)
+        finally:
+            receiver.release()  # forms are kept in files until the reply
 
     def _check(self, scope: Scope) -> None:
         """Check the host name, and on the metrics port the path. Raises `ApiError`."""

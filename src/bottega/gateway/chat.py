@@ -13,12 +13,12 @@ from time import perf_counter
 
 import orjson
 
-from bottega._util.caching import LeaderFlight
+from bottega._util.caching import CLIENT, LeaderFlight
 from bottega.errors import BottegaError, EmbeddingError, SettingError, StoreError
 from bottega.gateway.accounting.limiter import ALL, Access, KeyDefaults, Limiter
 from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.completion import Completer
-from bottega.gateway.decode_budget import CLIENT, DecodeBudget
+from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.errors import note_failure, unknown_key
 from bottega.gateway.experiments import Experiment
 from bottega.gateway.finalization import Finalizer, ShadowRunner
@@ -243,7 +243,8 @@ class Gateway:
         return Reply({}, orjson.dumps({"input_tokens": tokens}))
 
     def check_key(self, headers: Mapping[str, str]) -> Account:
-        """Return the account of the key in the headers. Raises `ApiError`."""
+        """Return the account of the key in the headers, the client of this task from now on.
+        Raises `ApiError`."""
         if self.authenticate is None:
             check_origin(headers.get("origin"), self.allowed_hosts, self.allowed_origins)
             return ANONYMOUS
@@ -258,6 +259,7 @@ class Gateway:
                 code="viewer_key",
                 hint="use another key for requests",
             )
+        CLIENT.set(account.id)
         return account
 
     def models_of(self, account: Account) -> list[str]:
@@ -274,7 +276,7 @@ class Gateway:
     async def enter(self, record: RequestRecord, account: Account) -> None:
         """Check the limits of an account. Raises `ApiError`."""
         record.account, record.namespace = account, account.namespace
-        CLIENT.set(account.id)  # of this task only: fair turns in the decode budget
+        CLIENT.set(account.id)  # of this task only: fair turns
         self.access.enter(account)
         # Only after `enter`: a rejected request must not lower the count when it ends.
         record.entered = True

@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
+from bottega._util.caching import FairSemaphore
 from bottega.errors import ImageError
 from bottega.image import Image
 from bottega.openai_api.endpoint import parse_address
@@ -126,14 +127,14 @@ class ImageFetcher:
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
         self._ports, self._max_bytes = frozenset(ports), max_bytes
         self._seconds, self._redirects = seconds, redirects
-        self._slots = asyncio.Semaphore(concurrency)
+        self._slots = FairSemaphore.of_slots(concurrency)
         self._allowed, self._resolve, self._connect = allowed, resolve, connect
 
     async def fetch(self, url: str, param: str | None = None) -> Image:
         """Fetch and decode an image. `param` names the field that contained the URL. Raises
         `ApiError` (400) for every failure; the messages do not reveal the internal network."""
         try:
-            async with asyncio.timeout(self._seconds), self._slots:
+            async with asyncio.timeout(self._seconds), self._slots.hold():
                 data = await self._fetch(url)
             return await asyncio.to_thread(Image.from_bytes, data)
         except _FetchError as rejected:

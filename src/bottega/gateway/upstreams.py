@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import orjson
 
+from bottega._util.caching import FairSemaphore
 from bottega.errors import RejectedError, SettingError
 from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.errors import MisconfiguredError
@@ -36,6 +37,8 @@ from bottega.types import Message, Prefix, Prompt, Role, Sampling
 LONGEST_WAIT = 8.0
 LONGEST_TOTAL = 20.0
 CHECK_SECONDS = 5.0
+# Requests that a model of this process has at a time: two batches, so the next one is full.
+LOCAL_SLOTS = 32
 # Statuses of a wrong key, quota, model name or address, which only the operator can change.
 OPERATOR_STATUSES = (401, 402, 403, 404, 405, 407, 429)
 NO_MODEL_LIST = (404, 405, 501)
@@ -186,6 +189,7 @@ class LocalUpstream:
         self._generator = generator
         self._sampling = sampling or Sampling()
         self.decoding = DecodeBudget()
+        self._slots = FairSemaphore.of_slots(LOCAL_SLOTS)
 
     @property
     def model(self) -> str:
@@ -197,7 +201,8 @@ class LocalUpstream:
     async def complete(self, body: Body, /) -> ChatCompletion:
         sampling = _sampling_of(body, self._sampling)
         prompt = await self._reduced(await _prompt(body))
-        reply = await self._generator.generate(prompt, sampling)
+        async with self._slots.hold():
+            reply = await self._generator.generate(prompt, sampling)
         payload = orjson.dumps(completion_json(reply))
         return ChatCompletion(payload, reply.model, reply.completions, reply.usage)
 
@@ -210,7 +215,7 @@ class LocalUpstream:
         """Return an upstream of the same model that puts a KV prefix in front of every prompt."""
         generator = cast(PrefixGenerator, self._generator).with_prefix(prefix)
         upstream = LocalUpstream(generator, sampling=self._sampling)
-        upstream.decoding = self.decoding
+        upstream.decoding, upstream._slots = self.decoding, self._slots
         return upstream
 
     async def check(self) -> None:

@@ -100,11 +100,11 @@ class ChatClient:
     """Client of one model at an endpoint that serves `{base_url}/chat/completions`.
 
     `timeout` covers one attempt to its last byte, in seconds. `concurrency` limits concurrent
-    requests, streams included; a request that waits for a retry holds no slot. Streams are retried
-    only before their first content, and yield nothing earlier. Works in any number of event loops.
-    `path` selects another protocol, whose replies `convert` turns into chat completions. Errors are
-    those of `bottega.errors.EndpointError`; a rejected request raises `RequestRejectedError`, and
-    an open `breaker` raises `PausedError`.
+    requests, streams included. Waiting clients take turns; a request that waits for a retry holds
+    no slot. Streams are retried only before their first content, and yield nothing earlier. Works
+    in any number of event loops. `path` selects another protocol, whose replies `convert` turns
+    into chat completions. Errors are those of `bottega.errors.EndpointError`; a rejected request
+    raises `RequestRejectedError`, and an open `breaker` raises `PausedError`.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class ChatClient:
 
     async def _complete(self, body: _Body) -> ChatCompletion:
         connection, state = await self._begin_wait()
-        async with connection.slots:
+        async with connection.slots.hold():
             with self._attempt(state):
                 payload = await body.read()
                 response = await exchange(
@@ -223,7 +223,7 @@ class ChatClient:
 
     async def _events(self, body: _Body) -> AsyncGenerator[bytes]:
         connection, state = await self._begin_wait()
-        async with connection.slots:
+        async with connection.slots.hold():
             with self._attempt(state) as attempt:
                 payload = await body.read()
                 response = StreamedResponse(self._timeout, self.base_url, self.error)

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import orjson
 
+from bottega._util.caching import FairSemaphore
 from bottega._util.tracing import forwarded_headers
 from bottega.errors import (
     EndpointError,
@@ -61,10 +62,10 @@ class Response:
 
 @dataclass(frozen=True)
 class Connection:
-    """Session of one event loop. The slots limit the concurrent requests."""
+    """Session of one event loop. The slots limit the concurrent requests; clients take turns."""
 
     session: aiohttp.ClientSession
-    slots: asyncio.Semaphore
+    slots: FairSemaphore
     lifetime: AsyncGenerator[None]
 
 
@@ -97,7 +98,7 @@ class Connections:
                 proxy=self.endpoint.proxy,
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
-            slots = asyncio.Semaphore(self.concurrency)
+            slots = FairSemaphore.of_slots(self.concurrency)
             connection = self._by_loop[loop] = Connection(session, slots, _lifetime(session))
             await anext(connection.lifetime)
         return connection

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 ENDPOINTS = ("/v1/chat/completions", "/v1/responses", EMBEDDINGS[0], COMPLETIONS[0])
 HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 MAX_FORM_FIELD = MAX_BODY = 64 * 1024
-MAX_UPLOADS = 4  # at a time: each needs temporary space on the disk
 MAX_UNFINISHED = 100  # batches of one key
 MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE = 16, 64, 512  # pairs, characters
 PAGE, MAX_PAGE = 20, 100
@@ -109,13 +108,11 @@ class _BatchHandlers:
     access: Access
     settings: BatchSettings
     wake: Callable[[], None]
-    uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UPLOADS))
 
     async def upload(self, request: Request, account: Account, store: BatchStore) -> object:
         self.access.enter(account)
         try:
-            async with self.uploads:
-                return await self._store_upload(request, account, store)
+            return await self._store_upload(request, account, store)
         finally:
             self.access.leave(account)
 

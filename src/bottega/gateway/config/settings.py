@@ -171,6 +171,7 @@ class LimitSettings:
     image_pixels: PositiveInt = 50_000_000
     request_pixels: PositiveInt = 50_000_000
     decoding_mb: PositiveInt = 256
+    receiving_mb: PositiveInt = 512
     fetch_images: bool = False
     fetch_hosts: TextList = ()
     fetch_mb: PositiveInt = 20

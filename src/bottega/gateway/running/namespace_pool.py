@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from bottega._util.caching import FairSemaphore
 from bottega.errors import StoreError
-from bottega.gateway.decode_budget import FairSemaphore
 from bottega.gateway.ports import Tenant
 from bottega.knowledge import KnowledgeBase
 
@@ -63,12 +63,9 @@ class NamespacePool:
         return await asyncio.shield(found)  # a client that leaves must not cancel it for others
 
     async def _open_in_turn(self, namespace: str) -> OpenNamespace:
-        await self._turns.acquire(1)
-        try:
+        async with self._turns.hold():
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._opener, self._open_one, namespace)
-        finally:
-            self._turns.release(1)
 
     def counts(self) -> dict[str, int]:
         """Return the number of examples of each open namespace. Blocks."""
