@@ -34,6 +34,8 @@ price = [2.0, 8.0, 0.5]
 embed = "words"
 """
 
+TEXTS = "[limits]\nimages = 0\n"  # allows coverage by words
+
 
 @pytest.fixture(autouse=True)
 def keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +69,7 @@ def test_variants_of_an_experiment_are_printed(run: Run) -> None:
         cache = { retrieve = "image" }
         route = { router = "coverage", min_similarity = 0.9 }
     """
-    lines = printed(run, TIERS + more)
+    lines = printed(run, TIERS + TEXTS + more)
     assert block(lines, "experiment", 3) == [
         "experiment by-image: 0.1 get b",
         "a as configured",
@@ -176,7 +178,9 @@ def test_values_are_aligned(run: Run) -> None:
 def test_unset_router_settings_show_their_defaults(
     run: Run, route: str, expected: list[str]
 ) -> None:
-    assert block(printed(run, f"{TIERS}[route]\n{route}\n"), "route", len(expected)) == expected
+    assert (
+        block(printed(run, f"{TIERS}{TEXTS}[route]\n{route}\n"), "route", len(expected)) == expected
+    )
 
 
 def test_cache_and_replay_settings_are_printed(run: Run) -> None:

@@ -211,8 +211,9 @@ class Gateway:
 
             return await self._answer(job, leading.pop_all(), remember)
 
-    def check_key(self, headers: Mapping[str, str]) -> Account:
-        """Return the account of the key in the headers. Raises `ApiError`."""
+    def check_key(self, headers: Mapping[str, str], *, may_view: bool = False) -> Account:
+        """Return the account of the key in the headers, that of a viewer only with `may_view`.
+        Raises `ApiError`."""
         if self.authenticate is None:
             check_origin(headers.get("origin"), self.allowed_hosts)
             return ANONYMOUS
@@ -220,7 +221,7 @@ class Gateway:
         account = self.authenticate(key or None)
         if account is None:
             raise unknown_key(key)
-        if account.viewer:
+        if account.viewer and not may_view:
             raise ApiError(
                 "this key may only view the console",
                 status=403,
