@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bottega.errors import EmbeddingError, SettingError, StoreError
+from bottega.errors import EmbeddingError, MissingDependencyError, SettingError, StoreError
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.running.build import build
 from bottega.types import Query
@@ -114,7 +114,7 @@ CASES = {
 
 @pytest.mark.parametrize(("embed", "router"), CASES)
 def test_what_is_not_read_is_not_similar(
-    endpoint: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, embed: str, router: str
+    endpoint: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, embed: str, router: Any
 ) -> None:
     config = gateway_config(tmp_path, endpoint.url, embed=embed)
     least = 0.8 if router == "coverage" else None
@@ -146,3 +146,16 @@ def test_unreadable_questions_go_to_the_master_and_outages_to_the_cheapest_tier(
     with harness(tmp_path, route=lambda tiers: fail) as server:
         assert raw(server, user_messages(1)).headers["x-bottega-route"] == tier
         assert server.wait(1).degraded
+
+
+@pytest.mark.parametrize(("embed", "extra"), [("by-kind", "photos"), ("photos-lite2", "photos-l")])
+def test_missing_weights_prevent_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embed: str, extra: str
+) -> None:
+    """Otherwise the gateway would start, and never be ready."""
+    has_torch = {"torch": object()}
+    monkeypatch.setattr("bottega.errors.find_spec", has_torch.get)
+    config = gateway_config(tmp_path, "http://localhost:9/v1", embed=embed)
+    with pytest.raises(MissingDependencyError, match="is required") as error:
+        build(config, ENVIRONMENT)
+    assert f"bottega-vlm[{extra}" in error.value.hint

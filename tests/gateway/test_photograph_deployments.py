@@ -25,6 +25,7 @@ from bottega.gateway.config.loading import load_config
 from bottega.gateway.config.settings import Config, StateSettings
 from bottega.gateway.running.build import build
 from bottega.image import Image
+from bottega.knowledge.embedders.names import open_embedder
 from tests.gateway.gateways import ask, run_gateway
 from tests.gateway.helm_charts import render
 from tests.gateway.test_deploy import CHART, DEPLOY, chart_config
@@ -93,6 +94,7 @@ def test_photographs_are_compared_and_the_apprentice_is_measured(
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]] = models
     endpoint.answers = [answer]
     config = served_at(CONFIGS[name](), endpoint.url, tmp_path)
+    open_embedder(config.cache.embed)  # imports torch, outside of the time-outs of a start
     server = build(config, {"MASTER_API_KEY": "sk-any"})
     rng, right = random.Random(SEED), list[bool]()
     with run_gateway(server) as url:

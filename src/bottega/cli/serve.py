@@ -87,12 +87,7 @@ def serve(
         ),
     ] = None,
     check: Annotated[
-        bool,
-        Option(
-            "--check",
-            help="Print the effective configuration, look for each tier's model at its endpoint,"
-            " and exit: with 1 if a tier cannot answer.",
-        ),
+        bool, Option("--check", help="Print the configuration, look for each tier's model, exit.")
     ] = False,
     probe: Annotated[
         bool, Option("--probe", help="With --check: also send a text and an image to each tier.")
@@ -113,11 +108,7 @@ def serve(
         from bottega.gateway.telemetry.logs import STYLES
     if log_format not in ("", *STYLES):
         raise SettingError(f"log format is unknown, got {log_format!r}", hint="use json or text")
-    if (probe or offline) and (not check or probe is offline):
-        raise SettingError(
-            "--probe and --offline are options of --check and exclude each other",
-            hint="run bottega serve --check --probe",
-        )
+    _check_options(check, probe, offline)
     style = log_format or ("text" if sys.stderr.isatty() else "json")
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # progress bars would spoil the log
     with ExitStack() as held:
@@ -145,6 +136,14 @@ def serve(
             _run(chosen, made, style, demo, kept, read if from_file else None)
             if demo:
                 _print_saved(chosen)
+
+
+def _check_options(check: bool, probe: bool, offline: bool) -> None:
+    if (probe or offline) and (not check or probe is offline):
+        raise SettingError(
+            "--probe and --offline are options of --check and exclude each other",
+            hint="run bottega serve --check --probe",
+        )
 
 
 def _check(config: Config, pipeline: Pipeline | None, probe: bool, offline: bool) -> None:
