@@ -15,7 +15,7 @@ from typing import Self
 from bottega._util.native import WITH_TORCH, check_address_space
 from bottega._util.photographs import is_photograph
 from bottega.bundled import MODELS
-from bottega.bundled.efficientnet import LITE2, weights_installed
+from bottega.bundled.efficientnet import LITE2, check_weights, weights_installed
 from bottega.bundled.photo_model import NETWORKS, PHOTOS, PHOTOS_LITE2, PHOTOS_MASTER
 from bottega.errors import SettingError, require_extra
 from bottega.generation import (
@@ -216,7 +216,7 @@ def check_embedder(spec: str) -> None:
     check_torch()
     tower = PHOTOS if spec == BY_KIND else photo_tower(spec)
     if tower is not None:
-        require_extra(NETWORKS[tower].package.replace("-", "_"), NETWORKS[tower].extra)
+        check_weights(NETWORKS[tower])
 
 
 def check_text_embedder(spec: str) -> None:

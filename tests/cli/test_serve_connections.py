@@ -61,12 +61,14 @@ def provided(**how: Any) -> Iterator[tuple[str, Provider]]:
         yield server.url, provider
 
 
-def checked(run: Run, url: str, *more: object, model: str = "gpt-4.1", settings: str = "") -> Ran:
+def checked(
+    run: Run, url: str, *options: object, model: str = "gpt-4.1", settings: str = "", more: str = ""
+) -> Ran:
     Path("bottega.toml").write_text(
         f'[tiers.only]\nmodel = "openai:{model}"\nbase_url = "{url}"\nretries = 0\n{settings}\n'
-        '[cache]\nembed = "words"\n'
+        f'[cache]\nembed = "words"\n{more}'
     )
-    return run("serve", "--check", *more)
+    return run("serve", "--check", *options)
 
 
 def row(done: Ran, tier: str = "only") -> str:
@@ -227,5 +229,6 @@ def test_servers_of_the_state_are_in_the_table(
         assert row(done, "(database)").endswith(" up")
         assert "required, but none exist: bottega keys add NAME" in done.out
         monkeypatch.setenv("DB", "postgresql://any@127.0.0.1:9/none")
-        offline = checked(run, url, "--offline", settings=state)
+        cache = "database_env = 'DB'\n"  # the last section of the file
+        offline = checked(run, url, "--offline", settings=state, more=cache)
     assert offline.code == 0 and "were not read" in offline.out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +154,9 @@ def test_missing_weights_prevent_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embed: str, extra: str
 ) -> None:
     """Otherwise the gateway would start, and never be ready."""
-    has_torch = {"torch": object()}
-    monkeypatch.setattr("bottega.errors.find_spec", has_torch.get)
+    monkeypatch.setattr(
+        import_module("bottega.bundled.efficientnet"), "find_spec", lambda name: None
+    )
     config = gateway_config(tmp_path, "http://localhost:9/v1", embed=embed)
     with pytest.raises(MissingDependencyError, match="is required") as error:
         build(config, ENVIRONMENT)

@@ -116,7 +116,7 @@ def serve(
         if demo:
             data = data or Path(held.enter_context(TemporaryDirectory(prefix="bottega-")))
         chosen, made = _chosen(pipeline, config, demo)
-        chosen = _with_tuned_settings(chosen.override(host=host, port=port, data=data))
+        chosen = _with_tuned_settings(chosen.override(host=host, port=port, data=data), offline)
 
         if workers > 1:
             _check_workers(workers, chosen)
@@ -192,7 +192,9 @@ def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, 
     return load_config(file or CONFIG), None
 
 
-def _with_tuned_settings(config: Config) -> Config:
+def _with_tuned_settings(config: Config, offline: bool = False) -> Config:
+    if offline and config.cache.database_setting is not None:
+        return config
     with needs_extra("serve"):
         from bottega.gateway.running.tuned import with_tuned_settings
     return with_tuned_settings(config)
