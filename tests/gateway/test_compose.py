@@ -35,6 +35,14 @@ def test_apprentice_matches_the_compose_service(services: dict[str, Any], config
     assert f'--limit-mm-per-prompt={{"image":{apprentice.images}}}' in command
 
 
+def test_the_image_has_the_packages_of_its_configuration(
+    services: dict[str, Any], config: Config
+) -> None:
+    """As it stands, the gateway compares photographs, and its console opens."""
+    extras = services["gateway"]["build"]["args"]["EXTRAS"].split(",")
+    assert config.cache.embed == "by-kind" and {"local", "photos", "ui"} <= {*extras}
+
+
 def test_compose_requires_the_masters_key(services: dict[str, Any], config: Config) -> None:
     name = config.master.api_key_env
     assert name is not None

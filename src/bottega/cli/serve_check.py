@@ -45,11 +45,15 @@ OWN = "the pipeline's own"
 
 
 def print_config(
-    config: Config, environment: Mapping[str, str], pipeline: Pipeline | None = None
+    config: Config,
+    environment: Mapping[str, str],
+    pipeline: Pipeline | None = None,
+    *,
+    offline: bool = False,
 ) -> None:
     """Print the settings, with the source of each key instead of the key, and addresses without
-    credentials."""
-    rows = [*_answering(config, environment, pipeline), *_serving(config, environment)]
+    credentials. Connects to the servers of the shared state unless `offline`."""
+    rows = [*_answering(config, environment, pipeline), *_serving(config, environment, offline)]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         say(f"{name:<{width}}  {value}")
@@ -100,6 +104,10 @@ def _tier(
         yield "  price", "free: it runs in this process"
     else:
         yield "  price", _published_price(tier.upstream_name, prices)
+    if tier.usd_per_hour:
+        yield "  usd_per_hour", f"{tier.usd_per_hour:g}: USD for its servers"
+    if tier.drop_fields:
+        yield "  drop_fields", ", ".join(tier.drop_fields)
     if tier.is_remote:
         retries = _counted(tier.retries, "retry", "retries")
         yield "  timeout", f"{tier.timeout:g} s per attempt, streamed or not; {retries}"
@@ -164,7 +172,7 @@ def _cache(config: Config) -> Rows:
     yield from _changed(cache, skip=("file", "database", "database_env", "evict", *shown))
 
 
-def _serving(config: Config, environment: Mapping[str, str]) -> Rows:
+def _serving(config: Config, environment: Mapping[str, str], offline: bool) -> Rows:
     replay, shadow, gateway = config.replay, config.shadow, config.gateway
     replay_text = f"exact repeats for {replay.seconds:g} s, from {replay.memory_mb:g} MB"
     yield "replay", replay_text if replay.seconds and replay.memory_mb else "off"
@@ -194,9 +202,9 @@ def _serving(config: Config, environment: Mapping[str, str]) -> Rows:
     yield "gateway", base_url(gateway, gateway.port).removesuffix("/v1")
     yield "  data", str(gateway.data)
     yield from _changed(gateway, skip=("host", "port", "data"))
-    yield from _state(config, environment)
+    yield from _state(config, environment, offline)
     yield from _telemetry(config, environment)
-    yield "keys", _keys(config, environment)
+    yield "keys", _keys(config, environment, offline)
     yield from _changed(config.keys, skip=("required",))
 
 
@@ -213,7 +221,7 @@ def _variant(variant: VariantSettings) -> str:
     return ", ".join(words) or "as configured"
 
 
-def _state(config: Config, environment: Mapping[str, str]) -> Rows:
+def _state(config: Config, environment: Mapping[str, str], offline: bool) -> Rows:
     """Check the servers of the shared state. Raises `StoreError` as a start would."""
     database = config.state.database_url(environment)
     if database is None:
@@ -222,7 +230,8 @@ def _state(config: Config, environment: Mapping[str, str]) -> Rows:
     yield "state", f"shared in {display_url(database)}"
     redis = config.state.redis_url(environment)
     if redis is not None:
-        check_redis(redis)
+        if not offline:
+            check_redis(redis)
         yield "  redis", display_valkey_url(redis)
 
 
@@ -237,9 +246,11 @@ def _telemetry(config: Config, environment: Mapping[str, str]) -> Rows:
     yield from _changed(config.telemetry, skip=("enabled",))
 
 
-def _keys(config: Config, environment: Mapping[str, str]) -> str:
+def _keys(config: Config, environment: Mapping[str, str], offline: bool) -> str:
     created, data = list[Account](), config.gateway.data
     location = config.state.database_url(environment) or data / FILE
+    if offline and isinstance(location, str):
+        return "required; those in the database were not read"
     if isinstance(location, str) or location.exists():
         with (
             store_errors(config.state.database_setting),

@@ -545,14 +545,16 @@ class App:
         # A peer on loopback may be a proxy that serves the public, even without proxy headers, and
         # metrics name tenants and their spending.
         is_open = self._gateway.authenticate is None or self._is_for_metrics(request.scope)
-        if not is_open and not self._gateway.check_key(request.headers).admin:
-            raise ApiError(
-                "this key may not read the metrics",
-                status=403,
-                code="not_an_admin",
-                hint="send an admin's key (bottega keys add NAME --admin), or set"
-                " gateway.metrics_port",
-            )
+        if not is_open:
+            account = self._gateway.check_key(request.headers, may_view=True)
+            if not (account.admin or account.viewer):
+                raise ApiError(
+                    "this key may not read the metrics",
+                    status=403,
+                    code="not_an_admin",
+                    hint="send a viewer's key (bottega keys add NAME --viewer), or set"
+                    " gateway.metrics_port",
+                )
         payload, kind = self._metrics()
         return Response(payload, media_type=kind)
 

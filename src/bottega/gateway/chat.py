@@ -242,9 +242,9 @@ class Gateway:
         tokens = max(1, estimates.prompt(model, request.prompt_tokens))
         return Reply({}, orjson.dumps({"input_tokens": tokens}))
 
-    def check_key(self, headers: Mapping[str, str]) -> Account:
-        """Return the account of the key in the headers, the client of this task from now on.
-        Raises `ApiError`."""
+    def check_key(self, headers: Mapping[str, str], *, may_view: bool = False) -> Account:
+        """Return the account of the key in the headers, the client of this task from now on; that
+        of a viewer only with `may_view`. Raises `ApiError`."""
         if self.authenticate is None:
             check_origin(headers.get("origin"), self.allowed_hosts, self.allowed_origins)
             return ANONYMOUS
@@ -252,7 +252,7 @@ class Gateway:
         account = self.authenticate(key or None)
         if account is None:
             raise unknown_key(key)
-        if account.viewer:
+        if account.viewer and not may_view:
             raise ApiError(
                 "this key may only view the console",
                 status=403,

@@ -18,8 +18,10 @@ import orjson
 from bottega._util.tracing import span
 from bottega.errors import (
     BottegaError,
+    EmbeddingError,
     EmptyKnowledgeBaseError,
     GenerationError,
+    ImageError,
     PromptRejectedError,
     RejectedError,
     SettingError,
@@ -237,6 +239,11 @@ class Completer:
             tier = await query.pipeline.route(query.query)
         except ApiError:
             raise
+        except (EmbeddingError, ImageError) as error:
+            record.degraded = True
+            record.add_route_reason("the embedder cannot read the question")
+            self.warn("question not embedded, master used", error)
+            return self.served[-1].name, False
         except BottegaError as error:
             record.degraded = True
             record.add_route_reason("routing failed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import orjson
 
 from bottega._util.caching import FairSemaphore
-from bottega.errors import RejectedError, SettingError
+from bottega.errors import EndpointError, RejectedError, SettingError
 from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.errors import MisconfiguredError
 from bottega.gateway.ports import PrefixUpstream, Upstream
@@ -29,7 +29,7 @@ from bottega.openai_api.request import (
     TextPart,
     parse_messages,
 )
-from bottega.openai_api.response import ChatCompletion, completion_json, error_body
+from bottega.openai_api.response import ChatCompletion, completion_json, error_body, get
 from bottega.openai_api.streams import to_chunks
 from bottega.protocols import Generator, PrefixGenerator
 from bottega.types import Message, Prefix, Prompt, Role, Sampling
@@ -127,11 +127,30 @@ class HttpUpstream:
     async def check(self) -> None:
         """Request the list of models; a server without one counts as up."""
         self.breaker.check()
-        response = await self._client.get("/models", min(CHECK_SECONDS, self._timeout))
-        if response.status >= 300 and response.status not in NO_MODEL_LIST:
-            body = error_body(response.payload)
-            error = self._client.error(response.status, body, response.headers)
-            raise MisconfiguredError(error) if _is_the_operators(error) else error
+        try:
+            await self._model_list("/models")
+        except RejectedError as error:
+            raise MisconfiguredError(error) if _is_the_operators(error) else error from None
+
+    async def models(self) -> list[str] | None:
+        """Return the ids of the server's models, None without a list. A model that is not in it,
+        such as one on another page, is requested by its name. Raises `EndpointError`."""
+        found = await self._model_list("/models")
+        if found and self.model not in found:
+            with suppress(EndpointError):
+                found += await self._model_list(f"/models/{self.model}") or []
+        return found
+
+    async def _model_list(self, path: str) -> list[str] | None:
+        response = await self._client.get(path, min(CHECK_SECONDS, self._timeout))
+        if response.status in NO_MODEL_LIST:
+            return None
+        body = error_body(response.payload)
+        if response.status >= 300:
+            raise self._client.error(response.status, body, response.headers)
+        rows = [body] if body.get("object") == "model" else body.get("data")
+        ids = [get(row, "id") for row in rows] if isinstance(rows, list) else []
+        return [id for id in ids if isinstance(id, str)] or None
 
     async def aclose(self) -> None:
         await self._client.aclose()

@@ -23,6 +23,7 @@ from bottega.gateway.config.checks import (
     WITHOUT_SIMILARITY,
     check_cache_settings,
     check_hosts,
+    check_parts_read,
     check_route,
     check_shadow,
     check_similarities,
@@ -117,6 +118,7 @@ def _build(document: dict[str, object], file: str) -> Config:
     check_hosts(config, path)
     check_tiers(config, path)
     check_similarities(config, path)
+    check_parts_read(config, path)
     check_shadow(config, path)
     check_cache_settings(config, path / "cache")
     check_state(config, path / "state")
@@ -312,4 +314,5 @@ def _checked_variant(
             hint=f"remove [{path.key}.cache], or no-retrieve",
         )
     check_similarities(own, path)
+    check_parts_read(own, path)
     return options, own.cache, own.route

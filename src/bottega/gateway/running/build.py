@@ -186,6 +186,7 @@ def _open_stores(
             ledger = Ledger(location, repeat_seconds=config.replay.seconds)
             opened.callback(ledger.close)
             ledger.set_master(config.master.name)
+            ledger.set_hourly_prices({one.name: one.usd_per_hour for one in config.tiers})
         if redis is not None:
             check_redis(redis)
         connect = None
