@@ -228,9 +228,9 @@ def test_free_text_of_an_upstream_is_no_reason(tmp_path: Path, code: str, shown:
     error = RequestRejectedError(rejected, "too long", {"code": code})
     first, second = ScriptedGenerator([error]), ScriptedGenerator([error])
     with harness(tmp_path, apprentice=first, master=second) as server:
-        with pytest.raises(openai.BadRequestError) as rejected:
+        with pytest.raises(openai.BadRequestError) as caught:
             raw(server, user_messages(1))
-        assert rejected.value.code == code  # the client is told
+        assert caught.value.code == code  # the client is told
         assert server.wait(1).entry().reason.endswith(f"failed: {shown}")
         assert reason_of(error) == shown
 
