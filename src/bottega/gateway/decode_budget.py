@@ -202,6 +202,15 @@ class BodyReceiver:
     async def __call__(self) -> MutableMapping[str, Any]:
         if self._is_complete:  # what follows is the disconnect
             return await self._receive()
+        if self._received or self._length > SMALL_BODY:
+            message = await self._receive_in_time()
+        else:  # mostly the whole body: a timer would cost more than the rest
+            message = await self._receive()
+        self._received += len(message.get("body", b""))
+        self._is_complete = not message.get("more_body")
+        return message
+
+    async def _receive_in_time(self) -> MutableMapping[str, Any]:
         if max(self._length, self._received) > SMALL_BODY:
             await self._reserve()
         now = asyncio.get_running_loop().time()
@@ -209,7 +218,7 @@ class BodyReceiver:
         latest = self._deadline + self._received / BODY_BYTES_PER_SECOND
         try:
             async with asyncio.timeout_at(min(now + self._budget.stalled_seconds, latest)):
-                message = await self._receive()
+                return await self._receive()
         except TimeoutError:
             raise ApiError(
                 "the body of the request did not arrive in time",
@@ -218,9 +227,6 @@ class BodyReceiver:
                 headers={"connection": "close"},
                 hint="send it without pauses, or in smaller requests",
             ) from None
-        self._received += len(message.get("body", b""))
-        self._is_complete = not message.get("more_body")
-        return message
 
     def release(self) -> None:
         for need, client in self._held:

@@ -123,7 +123,7 @@ class Connection(HttpToolsProtocol):
 
     def _check_timeouts(self) -> None:
         now = self.loop.time()
-        patience = self.message_seconds if self._headers_done else self.header_seconds
+        patience = self.message_seconds if self._body_bytes else self.header_seconds
         patience += self._body_bytes / BODY_BYTES_PER_SECOND
         slow = self._message_start is not None and now - self._message_start > patience
         # While reading is paused the application is slow, not the client.
