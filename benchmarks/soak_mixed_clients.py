@@ -305,7 +305,7 @@ class MixedClient:
         body: Body = {"model": "bottega", "max_tokens": 100}
         if endpoint == "/v1/responses":
             del body["max_tokens"]
-            return body | {"input": question.text}
+            return body | {"input": question.text, "store": False}
         if endpoint == "/v1/completions":
             return body | {"prompt": question.text}
         return body | {"messages": [question.turn]}
@@ -313,7 +313,7 @@ class MixedClient:
     async def console(self) -> None:
         pages = [page.format(self.tenant.namespace) for page in PAGES]
         if self._last:
-            pages += [f"requests/{self._last}", f"requests/{self._last}/explanation"]
+            pages.append(f"requests/{self._last}")
         await self._open(self.rng.choice(pages))
 
     async def _open(self, page: str) -> None:
