@@ -215,8 +215,8 @@ def _closing(send: Send) -> Send:
     return send_and_close
 
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
-LARGE_BLOCK, KEPT_AT_HEAP_END = 12 << 20, 32 << 20
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
+LARGE_BLOCK, KEPT_AT_HEAP_END, ARENAS = 12 << 20, 32 << 20, 2
 
 
 def unmap_large_blocks() -> bool:
@@ -236,6 +236,8 @@ def unmap_large_blocks() -> bool:
     # each request with an image returned its body's memory, and the next one faulted it in again.
     # 8 MB is too little, because orjson's block is larger: most of the memory was returned.
     mallopt(M_TRIM_THRESHOLD, KEPT_AT_HEAP_END)
+    # Each arena keeps so much, and by default the threads use up to eight for each core.
+    mallopt(M_ARENA_MAX, ARENAS)
     return bool(mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK))
 
 
