@@ -20,7 +20,7 @@ from typing import Any
 
 from bottega._util.caching import LRUCache
 from bottega.cli import main
-from bottega.gateway import chat, refusals
+from bottega.gateway import chat, rejections
 from bottega.gateway.image_fetcher import ImageFetcher
 from bottega.gateway.running import build
 from bottega.gateway.telemetry import logs
@@ -34,7 +34,7 @@ CachedCall = functools._lru_cache_wrapper
 def lower_bounds() -> None:
     """Lower the bounds that half an hour of moderate load would not reach."""
     fields.KEEP_ENCODED = 256 << 10
-    refusals.MAX_REMEMBERED = 500
+    rejections.MAX_REMEMBERED = 500
     logs.CACHED_TEXTS = 64
     chat.lru_cache = lambda bound: functools.lru_cache(min(bound, 128))  # type: ignore[assignment,attr-defined]
 
