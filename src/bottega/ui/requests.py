@@ -125,6 +125,7 @@ class RequestPages:
                 "can_rate": visit.user.can_edit and self.feedback is not None,
                 "can_correct": visit.user.can_store,
                 "stores_texts": self.traces is not None,
+                "sees_all": visit.user.sees_all,
                 "request_time": request_time,
             },
         )
