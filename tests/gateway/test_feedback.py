@@ -358,7 +358,7 @@ def test_acknowledged_correction_survives_concurrent_writes(
             def write() -> None:
                 answer, question = f"other {next(numbers)}", Query(QUESTION, (solid_image(1),))
                 if event == "newer answer":
-                    others.replace([Example(question, answer)])
+                    others.replace([Example(question, answer, tags={"context": ""})])
                 else:
                     others.add(
                         Example(Query(f"{n}{answer}", (solid_image(3),)), answer) for n in "ab"
