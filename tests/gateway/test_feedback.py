@@ -371,6 +371,27 @@ def test_acknowledged_correction_survives_concurrent_writes(
         assert server.tenants.base("").metadata(stored).pinned
 
 
+def test_question_is_found_while_a_newer_answer_replaces_its_example(
+    endpoint: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with gateway(tmp_path, endpoint) as (server, one):
+        wrong = one.ask(1)
+        base, ids = server.tenants.base(""), KnowledgeBase.ids
+        (example,) = base
+        replaced = threading.Event()
+
+        def find_and_replace(self: KnowledgeBase, **filters: Any) -> list[str]:
+            found = ids(self, **filters)
+            if not replaced.is_set():
+                replaced.set()
+                base.replace([replace(example, answer="other", id=None)])
+            return found
+
+        monkeypatch.setattr(KnowledgeBase, "ids", find_and_replace)
+        stored = one.send(wrong, correction="eight")["example"]
+        assert replaced.is_set() and base.get(stored).query.images == (solid_image(1),)
+
+
 @pytest.mark.parametrize("failing", range(4))
 def test_failed_correction_keeps_the_earlier_one(
     endpoint: Server, tmp_path: Path, failing: int

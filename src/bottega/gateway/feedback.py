@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 
 from bottega._util.caching import FairSemaphore
 from bottega._util.identity import identity, question_digest
-from bottega.errors import BottegaError
+from bottega.errors import BottegaError, NotFoundError
 from bottega.gateway.accounting.feedback import add_feedback
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.reports import find_request
@@ -200,8 +201,10 @@ class FeedbackEndpoint:
     def _example(self, namespace: str, id: str) -> Example | None:
         assert self.open_cache is not None
         base = self.open_cache(namespace)
-        found = base.ids(where=Eq("tags.request", id))
-        return base.get(found[0]) if found else None
+        while found := base.ids(where=Eq("tags.request", id)):
+            with suppress(NotFoundError):  # a newer answer of the request may have replaced it
+                return base.get(found[0])
+        return None
 
     async def _given_query(self, given: dict[str, Any]) -> Query:
         gateway = self.gateway
