@@ -330,7 +330,7 @@ Write = Callable[[], object]
 
 
 @contextmanager
-def before_each_write(server: GatewayServer, interfere: Write) -> Iterator[None]:
+def before_each_write(server: Any, interfere: Write) -> Iterator[None]:
     """Call `interfere` before each write of the gateway's knowledge base."""
     own, transaction = server.tenants.base("")._rows, Database.transaction
 
