@@ -151,10 +151,10 @@ class BudgetedExampleWriter:
     ) -> None:
         self._writer, self._budget, self._timer = writer, budget, timer
 
-    async def store(self, example: Example, /) -> str | None:
+    async def store(self, example: Example, /, *, pin: bool = False) -> str | None:
         async def work() -> str | None:
             with self._timer():
-                return await self._writer.store(example)
+                return await self._writer.store(example, pin=pin)
 
         return await self._budget.run(example.query.images, work)
 

@@ -153,9 +153,10 @@ class TierPassages(Protocol):
 class ExampleWriter(Protocol):
     """Writer of examples to a cache."""
 
-    async def store(self, example: Example, /) -> str | None:
+    async def store(self, example: Example, /, *, pin: bool = False) -> str | None:
         """Return the example's id once it is durable, that of a pinned example of the same question
-        if there is one, or None if nothing was stored."""
+        if there is one, or None if nothing was stored. With `pin`, the example replaces a pinned
+        one, too, and is pinned."""
         ...
 
 
