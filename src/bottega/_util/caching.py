@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections import OrderedDict, deque
@@ -194,7 +195,7 @@ class FairSemaphore:
     """
 
     room: int
-    at_once: int
+    at_once: int = sys.maxsize
     reserved: int = 0
     share: int = 1
     clock: Callable[[], float] = time.monotonic
@@ -211,7 +212,7 @@ class FairSemaphore:
     @classmethod
     def of_slots(cls, count: int) -> Self:
         """Return a semaphore of equal slots, a quarter of which can be reserved."""
-        return cls(count, count, reserved=max(count // 4, min(1, count - 1)))
+        return cls(count, reserved=max(count // 4, min(1, count - 1)))
 
     @asynccontextmanager
     async def hold(self, need: int = 1) -> AsyncGenerator[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -34,6 +33,11 @@ JPEG_TYPES = ("image/jpeg", "image/mpo")
 SMALL = 16 * MB
 SMALL_BUDGET = 64 * MB
 WAIT_SECONDS = 10.0
+RECEIVED_BYTES = 512 * MB
+# Bodies of at most this size never wait: gateway.max_concurrent bounds them well enough.
+SMALL_BODY = 64 * 1024
+# A body may take so long, and a second more for each of these bytes.
+BODY_SECONDS, BODY_BYTES_PER_SECOND = 120.0, 64 * 1024
 
 
 def embedding_cost(image: Image) -> DecodeCost:
@@ -159,29 +163,17 @@ class BudgetedExampleWriter:
         return await self._budget.run(example.query.images, work)
 
 
-RECEIVED_BYTES = 512 * MB
-# Bodies of at most this size never wait: gateway.max_concurrent bounds them well enough.
-SMALL_BODY = 64 * 1024
-STALLED_SECONDS = 20.0
-# A body may take so long, and a second more for each of these bytes.
-BODY_SECONDS, BODY_BYTES_PER_SECOND = 120.0, 64 * 1024
-
-
 class BodyBudget:
     """Budget of at most `max_bytes` of bodies that are being received, by their stated length.
     Clients take turns; one that is sending leaves a quarter to each other one. Without a new byte
-    for `stalled_seconds`, a body is refused."""
+    for `stalled_seconds`, a body is rejected."""
 
-    def __init__(
-        self,
-        max_bytes: int = RECEIVED_BYTES,
-        *,
-        wait_seconds: float = 30.0,  # stalled bodies end meanwhile
-        stalled_seconds: float = STALLED_SECONDS,
-    ) -> None:
+    stalled_seconds = 20.0
+    wait_seconds = 30.0  # stalled bodies end meanwhile
+
+    def __init__(self, max_bytes: int = RECEIVED_BYTES) -> None:
         quarter = max_bytes // 4
-        self.bytes = FairSemaphore(max_bytes, sys.maxsize, reserved=quarter, share=quarter)
-        self.wait_seconds, self.stalled_seconds = wait_seconds, stalled_seconds
+        self.bytes = FairSemaphore(max_bytes, reserved=quarter, share=quarter)
 
     def receiver(self, content_length: str | None, receive: Receive) -> BodyReceiver:
         """Return `receive` within the limits of the budget. Nothing is reserved before its first

@@ -339,11 +339,10 @@ def responses_endpoint(
     chat: Answer,
     store: ResponseStore | None = None,
     *,
-    max_turns: int = MAX_TURNS,
     warn: Callable[[str, BottegaError], None] = lambda problem, error: None,
 ) -> TranslatedEndpoint[ChatTranslation]:
     """Return the handler of the Responses API on top of `chat`, that of chat completions. A
-    conversation in the `store` continues for at most `max_turns` responses. `warn` is called with
+    conversation in the `store` continues for at most `MAX_TURNS` responses. `warn` is called with
     the error if a response cannot be stored."""
 
     async def translated(given: Body, record: RequestRecord) -> ChatTranslation:
@@ -353,7 +352,7 @@ def responses_endpoint(
         if previous is not None:
             if store is None:
                 raise not_stored("previous_response_id", 400)
-            earlier = await store.conversation(record.account.id, previous, max_turns)
+            earlier = await store.conversation(record.account.id, previous, MAX_TURNS)
         translation = translate(given, earlier, is_stored=is_stored)
         if is_stored:  # before the call of a model: fields that are not sent are stored, too
             encode_body(translation.items)
