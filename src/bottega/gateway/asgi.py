@@ -178,11 +178,8 @@ class ChatEndpoint:
         record.has_left = lambda: watched.has_left
 
         async def body() -> bytes:
-            receiver = self.bodies.receiver(headers.get("content-length"), receive)
-            try:
+            with self.bodies.receiver(headers.get("content-length"), receive) as receiver:
                 raw = await _body(headers, receiver, self.limits)
-            finally:
-                receiver.release()
             self.watch.begin(watched)
             return raw
 
@@ -448,11 +445,8 @@ class App:
             await endpoint(scope, receive, send)
             return
         length = dict(scope["headers"]).get(b"content-length", b"").decode("latin-1")
-        receiver = self.bodies.receiver(length, receive)
-        try:
-            await self._rest(scope, receiver, send)
-        finally:
-            receiver.release()  # forms are kept in files until the reply
+        with self.bodies.receiver(length, receive) as receiver:
+            await self._rest(scope, receiver, send)  # forms are kept in files until the reply
 
     def _check(self, scope: Scope) -> None:
         """Check the host name, and on the metrics port the path. Raises `ApiError`."""

@@ -107,7 +107,7 @@ def _message_body(payload: bytes, record: RequestRecord) -> bytes:
     choice = completion["choices"][0]
     message = choice["message"]
     text = _message_text(message)
-    calls = [one for one in calls_of(message) if isinstance(one, dict)]
+    calls = calls_of(message)
     content = [_text_block(text)] if text or not calls else []
     content += [_tool_use(call, record, number) for number, call in enumerate(calls)]
     ended = {
@@ -197,9 +197,14 @@ class MessageEvents:
     def end(self) -> Iterator[bytes]:
         if not (self._is_text_open or self._calls):
             yield from self._text_events("")
-        yield from self._text_end_events()
+        if self._is_text_open:
+            yield self._close_block()
         for number, call in enumerate(self._calls):
-            yield from self._call_events(_tool_use(call, self.record, number))
+            block = _tool_use(call, self.record, number)
+            yield self._open_block(block | {"input": {}})
+            given = orjson.dumps(block["input"]).decode()
+            yield self._delta({"type": "input_json_delta", "partial_json": given})
+            yield self._close_block()
         stop = _stop_reason(self._finish, bool(self._calls), {"refusal": self._is_refusal})
         delta = {"stop_reason": stop, "stop_sequence": None}
         yield _event("message_delta", delta=delta, usage=_usage(self._usage))
@@ -219,17 +224,6 @@ class MessageEvents:
             self._is_text_open = True
             yield self._open_block(_text_block(""))
         yield self._delta({"type": "text_delta", "text": text})
-
-    def _text_end_events(self) -> Iterator[bytes]:
-        if self._is_text_open:
-            self._is_text_open = False
-            yield self._close_block()
-
-    def _call_events(self, block: Block) -> Iterator[bytes]:
-        yield self._open_block(block | {"input": {}})
-        given = orjson.dumps(block["input"]).decode()
-        yield self._delta({"type": "input_json_delta", "partial_json": given})
-        yield self._close_block()
 
     def _open_block(self, block: Block) -> bytes:
         return _event("content_block_start", index=self._blocks, content_block=block)

@@ -141,7 +141,7 @@ def _response_body(payload: bytes, template: ResponseTemplate) -> bytes:
     choice = completion["choices"][0]
     message, finish = choice["message"], choice.get("finish_reason")
     status = "incomplete" if _incomplete_reason(finish) else "completed"
-    calls = [one for one in calls_of(message) if isinstance(one, dict)]
+    calls = calls_of(message)
     output: list[Item] = []
     if (parts := _text_parts(message)) or not calls:
         output.append(_Message(template.key, 0, parts or {"output_text": ""}).item(status))
@@ -272,9 +272,8 @@ class ResponseEvents:
         self._message.parts[kind] = ""
         yield self._event("response.content_part.added", **self._in(kind), part=_part(kind, ""))
 
-    def _call(self, piece: object) -> Iterator[bytes]:
-        if (position := add_call(self._joined_calls, piece)) is None:
-            return
+    def _call(self, piece: Item) -> Iterator[bytes]:
+        position = add_call(self._joined_calls, piece)
         joined = self._joined_calls[position]
         if position == len(self._calls):
             self._calls.append(_Call(self._template.key, len(self._items), joined.get("id")))

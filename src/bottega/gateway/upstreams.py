@@ -71,12 +71,6 @@ class HttpUpstream:
         max_tokens: int | None = None,
         breaker: Breaker | None = None,
     ) -> None:
-        if not timeout > 0 or concurrency < 1:
-            raise SettingError(
-                "timeout and concurrency must be positive,"
-                f" got timeout={timeout} and concurrency={concurrency}",
-                hint="leave them out for 300 seconds and 256 requests",
-            )
         self.model = model
         self.breaker = breaker or Breaker()
         self._timeout = timeout

@@ -112,6 +112,12 @@ class ChatClient:
         path: str = CHAT_PATH,
         convert: Convert | None = None,
     ) -> None:
+        if not timeout > 0 or concurrency < 1:
+            raise SettingError(
+                "timeout and concurrency must be positive,"
+                f" got timeout={timeout} and concurrency={concurrency}",
+                hint="leave them out for the defaults",
+            )
         self.model, self.endpoint = model, endpoint
         self._url, self._convert = endpoint.url(path), convert
         self._retry, self._breaker = retry, breaker
