@@ -189,9 +189,9 @@ class FairSemaphore:
     admitted first, equal ones in turn, and the work of each client in order. No work overtakes the
     next in turn, so large work is not starved.
 
-    Nothing is taken back, so a client that holds something leaves the rest of the room free:
-    `share` for each other client that holds nothing but did within the last hour, at most
-    `reserved` together.
+    Units in use are never taken back, so a client that holds some leaves room for others: `share`
+    for each other client that holds nothing but did within the last hour, at most `reserved`
+    together.
     """
 
     room: int

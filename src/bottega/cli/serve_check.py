@@ -294,7 +294,7 @@ def _with_default(name: str, value: object, defaults: Mapping[str, object]) -> s
 
 @dataclass
 class TierCheck:
-    """Check of one tier: what was `found`, and the `faults`."""
+    """Check of one tier, with the words of the table in `found`, and the `faults`."""
 
     config: Config
     tier: TierSettings
@@ -324,7 +324,7 @@ class TierCheck:
         model = self.tier.upstream_name
         if models is None:
             self.found.append("up, without a list of models")
-        elif any(_means(listed, model) for listed in models):
+        elif any(_matches(listed, model) for listed in models):
             self.found.append(f"up, lists {model}")
         else:
             self.found.append(f"up, does not list {model}")
@@ -377,7 +377,7 @@ class TierCheck:
 def check_connections(
     config: Config, tier_set: TierSet, environment: Mapping[str, str], *, probe: bool
 ) -> list[BottegaError]:
-    """Print what was found at each tier, and return the faults. Blocks."""
+    """Print the state of each tier, and return the faults. Blocks."""
     pairs = zip(config.tiers, tier_set.served, strict=True)
     checks = [TierCheck(config, tier, served) for tier, served in pairs]
 
@@ -407,8 +407,8 @@ def _status(error: BottegaError) -> int | None:
     return status
 
 
-def _means(listed: str, model: str) -> bool:
-    """Return whether an id of a server's list means the model: Ollama adds the tag of the newest,
+def _matches(listed: str, model: str) -> bool:
+    """Return whether an id of a server's list names the model: Ollama adds the tag of the newest,
     Gemini a folder, and LiteLLM lists patterns."""
     if listed in (model, f"{model}:latest", f"models/{model}"):
         return True

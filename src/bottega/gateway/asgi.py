@@ -356,7 +356,7 @@ def is_console(path: str) -> bool:
 
 def unframed(send: Send) -> Send:
     """Return a `send` that forbids other pages to show the response in a frame, where a user could
-    be made to click on it. Errors of the server itself have no other headers for it."""
+    be made to click on it. Errors outside the pages have no policy of their own."""
 
     async def send_unframed(message: Any) -> None:
         if message["type"] == "http.response.start":

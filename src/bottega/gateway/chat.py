@@ -218,7 +218,7 @@ class Gateway:
     async def _read(
         self, record: RequestRecord, raw: bytes, given: Mapping[str, str]
     ) -> tuple[ChatRequest, Overrides]:
-        """Return a body and its overrides, of which `given` are the headers. Raises `ApiError`."""
+        """Return the request and its overrides by model name and headers. Raises `ApiError`."""
         request = self.limits.read(raw)
         request.body = allowed_fields(request.body, self.more_fields)
         overrides = self._overrides(request.model, tuple(given.items()))
@@ -243,8 +243,8 @@ class Gateway:
         return Reply({}, orjson.dumps({"input_tokens": tokens}))
 
     def check_key(self, headers: Mapping[str, str], *, may_view: bool = False) -> Account:
-        """Return the account of the key in the headers, the client of this task from now on; that
-        of a viewer only with `may_view`. Raises `ApiError`."""
+        """Return the account of the key in the headers, and make it the client of this task. The
+        key of a viewer needs `may_view`. Raises `ApiError`."""
         if self.authenticate is None:
             check_origin(headers.get("origin"), self.allowed_hosts, self.allowed_origins)
             return ANONYMOUS

@@ -49,7 +49,7 @@ STREAM_HEADERS = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
 DRAIN_SECONDS = 0.1
 UNREACHABLE_HINT = "start the server there, or set another address: OPENAI_BASE_URL (or base_url=)"
 ADDRESS_HINT = "check the network and the address: OPENAI_BASE_URL (or base_url=)"
-# Beginnings of bodies that are no stream of events, whatever their content type says.
+# Beginnings of bodies that are no stream of events; content types are unreliable.
 WHOLE = (b"{", b"[", b"<")
 
 
@@ -71,8 +71,8 @@ class Connection:
 
 @dataclass(frozen=True)
 class Connections:
-    """Connections to an endpoint, one session for each event loop. `timeout` is that of one attempt
-    to its last byte, streamed or not, whatever arrives meanwhile."""
+    """Connections to an endpoint, one session for each event loop. `timeout` covers one attempt to
+    its last byte, streamed or not."""
 
     endpoint: Endpoint
     timeout: float

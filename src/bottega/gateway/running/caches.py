@@ -99,7 +99,7 @@ def build_router(
 
 log = logging.getLogger(__name__)
 
-FURTHEST = 32  # candidates among which a router looks for one with the same text
+SAME_TEXT_DEPTH = 32  # candidates among which a router looks for one with the same text
 WITHOUT_CANDIDATES = "none"  # retrieval of a sample without candidates
 
 
@@ -143,7 +143,7 @@ class SameTextFilter:
         self._retrieve = retrieve
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        for depth in (k, FURTHEST):
+        for depth in (k, SAME_TEXT_DEPTH):
             found = await self._retrieve(query, depth)
             same = [one for one in found if one.example.query.text == query.text]
             if same or len(found) < depth:
