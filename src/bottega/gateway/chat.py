@@ -69,12 +69,7 @@ from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import allowed_fields
 from bottega.openai_api.request import ChatRequest
 from bottega.openai_api.response import ChatCompletion
-from bottega.openai_api.streams import (
-    DONE_EVENT,
-    from_chunks,
-    has_only_usage,
-    to_event,
-)
+from bottega.openai_api.streams import DONE_EVENT, from_chunks, has_only_usage, to_event
 
 Land = Callable[[CachedReply], None]
 

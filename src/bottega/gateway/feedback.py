@@ -25,13 +25,7 @@ from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import FeedbackSettings
 from bottega.gateway.errors import to_api_error
 from bottega.gateway.requests import MB, MODEL, limited, may_use, read_images, to_query
-from bottega.gateway.translation import (
-    encode_body,
-    optional_field,
-    typed,
-    unsupported,
-    wrong_value,
-)
+from bottega.gateway.translation import encode_body, optional_field, typed, unsupported, wrong_value
 from bottega.knowledge import And, Eq, KnowledgeBase
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import require

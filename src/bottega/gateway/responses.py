@@ -12,10 +12,7 @@ import orjson
 from bottega.errors import BottegaError
 from bottega.gateway.ports import Answer, RequestRecord
 from bottega.gateway.response_store import ResponseStore, not_stored
-from bottega.gateway.responses_input import (
-    ChatTranslation,
-    translate,
-)
+from bottega.gateway.responses_input import ChatTranslation, translate
 from bottega.gateway.translation import (
     FieldNames,
     TranslatedEndpoint,

@@ -13,12 +13,7 @@ import orjson
 
 from bottega._util.caching import FairSemaphore
 from bottega._util.tracing import forwarded_headers
-from bottega.errors import (
-    EndpointError,
-    EndpointTimeoutError,
-    GarbledError,
-    UnreachableError,
-)
+from bottega.errors import EndpointError, EndpointTimeoutError, GarbledError, UnreachableError
 from bottega.openai_api import lazy_aiohttp as aiohttp
 from bottega.openai_api.endpoint import NO_HEADERS, Endpoint
 from bottega.openai_api.errors import WRONG_PROTOCOL

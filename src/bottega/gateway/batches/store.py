@@ -18,13 +18,7 @@ from bottega._util.durable_files import os_errors, replacement
 from bottega._util.sql_tables import TableSchema
 from bottega._util.sqlite import transaction
 from bottega.gateway.accounting.row_types import storable_text
-from bottega.gateway.batches.records import (
-    UNFINISHED,
-    Batch,
-    LineError,
-    Status,
-    StoredFile,
-)
+from bottega.gateway.batches.records import UNFINISHED, Batch, LineError, Status, StoredFile
 from bottega.gateway.batches.schema import BATCHES, BATCHES_DB, FILES
 from bottega.openai_api.errors import ApiError
 

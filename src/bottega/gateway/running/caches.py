@@ -13,21 +13,12 @@ from functools import cached_property, partial
 import orjson
 
 from bottega._util.locations import StoreLocation
-from bottega.errors import (
-    BottegaError,
-    EmbedderMismatchError,
-    NotFoundError,
-    StoreError,
-)
+from bottega.errors import BottegaError, EmbedderMismatchError, NotFoundError, StoreError
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import ShadowSample
 from bottega.gateway.config.settings import Config, RouteSettings
 from bottega.gateway.config.variants import BY_QUESTION, Retrieve
-from bottega.gateway.decode_budget import (
-    BudgetedExampleWriter,
-    BudgetedRetriever,
-    DecodeBudget,
-)
+from bottega.gateway.decode_budget import BudgetedExampleWriter, BudgetedRetriever, DecodeBudget
 from bottega.gateway.drafts import DraftGenerator
 from bottega.gateway.judging import JUDGE_VERSION
 from bottega.gateway.ports import RequestRecord, Tenant
