@@ -26,14 +26,8 @@ from bottega.gateway.cached_examples import HUMAN, Forget
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import FeedbackSettings
 from bottega.gateway.errors import to_api_error
-from bottega.gateway.requests import MODEL, may_use, read_images, to_query
-from bottega.gateway.translation import (
-    encode_body,
-    optional_field,
-    typed,
-    unsupported,
-    wrong_value,
-)
+from bottega.gateway.requests import MB, MODEL, limited, may_use, read_images, to_query
+from bottega.gateway.translation import encode_body, optional_field, typed, unsupported, wrong_value
 from bottega.knowledge import And, Eq, KnowledgeBase
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import require
@@ -72,23 +66,16 @@ class FeedbackEndpoint:
         self.gateway.access.enter(account)
         try:
             await self.gateway.check_rate(account)
-            given = typed(
-                self.gateway.limits.parse(await self._body(request)), dict, "", "an object"
-            )
+            limits = self.gateway.limits
+            receive = limited(request.receive, limits.body_mb * MB, limits.too_large)
+            body = await Request(request.scope, receive).body()
+            given = typed(limits.parse(body), dict, "", "an object")
             reply = await self.answer(account, given)
         except BottegaError as error:
             raise to_api_error(error) from error
         finally:
             self.gateway.access.leave(account)
         return Response(orjson.dumps(reply), media_type="application/json")
-
-    async def _body(self, request: Request) -> bytes:
-        chunks, size = list[bytes](), 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            self.gateway.limits.check_size(size)
-            chunks.append(chunk)
-        return b"".join(chunks)
 
     async def answer(self, account: Account, given: dict[str, Any]) -> dict[str, object]:
         """Store the feedback of an account and return it. Raises `ApiError` and `StoreError`."""

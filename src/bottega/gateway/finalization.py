@@ -151,7 +151,7 @@ def _failed_trace(job: ChatJob, query: TenantQuery) -> Trace:
 
 
 def _reason(record: RequestRecord) -> str:
-    """Return the reason for the tier, why its search had no result, and what tiers answered."""
+    """Return the reason for the tier, why its search had no result, and the errors of tiers."""
     failure = "" if record.search in ("", SEARCHED) else f"no search result: {record.search}"
     return "; ".join(filter(None, (record.route_reason, failure, *record.tier_errors)))
 

@@ -21,14 +21,7 @@ from bottega.image import Image
 from bottega.openai_api.client import Breaker, ChatClient, RetryPolicy
 from bottega.openai_api.endpoint import Endpoint
 from bottega.openai_api.fields import FIELDS, LIMITS
-from bottega.openai_api.request import (
-    Body,
-    ChatMessage,
-    OtherPart,
-    Part,
-    TextPart,
-    parse_messages,
-)
+from bottega.openai_api.request import Body, ChatMessage, OtherPart, Part, TextPart, parse_messages
 from bottega.openai_api.response import ChatCompletion, completion_json, error_body, get
 from bottega.openai_api.streams import to_chunks
 from bottega.protocols import Generator, PrefixGenerator
@@ -71,12 +64,6 @@ class HttpUpstream:
         max_tokens: int | None = None,
         breaker: Breaker | None = None,
     ) -> None:
-        if not timeout > 0 or concurrency < 1:
-            raise SettingError(
-                "timeout and concurrency must be positive,"
-                f" got timeout={timeout} and concurrency={concurrency}",
-                hint="leave them out for 300 seconds and 256 requests",
-            )
         self.model = model
         self.breaker = breaker or Breaker()
         self._timeout = timeout

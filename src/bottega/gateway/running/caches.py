@@ -13,21 +13,12 @@ from functools import cached_property, partial
 import orjson
 
 from bottega._util.locations import StoreLocation
-from bottega.errors import (
-    BottegaError,
-    EmbedderMismatchError,
-    NotFoundError,
-    StoreError,
-)
+from bottega.errors import BottegaError, EmbedderMismatchError, NotFoundError, StoreError
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import ShadowSample
 from bottega.gateway.config.settings import Config, RouteSettings
 from bottega.gateway.config.variants import BY_QUESTION, Retrieve
-from bottega.gateway.decode_budget import (
-    BudgetedExampleWriter,
-    BudgetedRetriever,
-    DecodeBudget,
-)
+from bottega.gateway.decode_budget import BudgetedExampleWriter, BudgetedRetriever, DecodeBudget
 from bottega.gateway.drafts import DraftGenerator
 from bottega.gateway.judging import JUDGE_VERSION
 from bottega.gateway.ports import RequestRecord, Tenant
@@ -99,7 +90,7 @@ def build_router(
 
 log = logging.getLogger(__name__)
 
-FURTHEST = 32  # candidates among which a router looks for one with the same text
+SAME_TEXT_DEPTH = 32  # candidates among which a router looks for one with the same text
 WITHOUT_CANDIDATES = "none"  # retrieval of a sample without candidates
 
 
@@ -143,7 +134,7 @@ class SameTextFilter:
         self._retrieve = retrieve
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        for depth in (k, FURTHEST):
+        for depth in (k, SAME_TEXT_DEPTH):
             found = await self._retrieve(query, depth)
             same = [one for one in found if one.example.query.text == query.text]
             if same or len(found) < depth:
