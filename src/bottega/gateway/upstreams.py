@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import orjson
 
 from bottega._util.caching import FairSemaphore
-from bottega.errors import EndpointError, PromptRejectedError, RejectedError, SettingError
+from bottega.errors import EndpointError, PromptRejectedError, RejectedError
 from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.errors import MisconfiguredError
 from bottega.gateway.ports import PrefixUpstream, Upstream
