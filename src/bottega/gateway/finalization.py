@@ -93,6 +93,7 @@ class Finalizer:
             and completions[0].finish_reason == "stop"
             and answer
             and not is_abstention(answer)
+            and tenant.can_embed(query.query)
         )
         if tenant.writer is None or not can_store:
             return None

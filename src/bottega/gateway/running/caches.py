@@ -35,7 +35,7 @@ from bottega.gateway.running.tiers import TierSet, confidence_fields
 from bottega.gateway.state.gates import SharedGates
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.embedders.names import NOTE, packaged_name
+from bottega.knowledge.embedders.names import IMAGE_ONLY, NOTE, packaged_name, parts_read
 from bottega.knowledge.eviction import EVICTIONS
 from bottega.openai_api.fields import data_url_cache
 from bottega.parsing import FinalAnswerParser, decided_agreement, most_frequent
@@ -287,6 +287,7 @@ class NamespaceOpener:
             best=parts.searches[config.cache.retrieve].best,
             example=partial(_example, parts.base),
             embed=parts.base.embed,
+            can_embed=self._can_embed,
             confidence_fields=confidence_fields(config),
         )
         if not config.shadow.rate:
@@ -310,6 +311,11 @@ class NamespaceOpener:
             ungated=pipeline,
             charge=getattr(pipeline.route, "charge", None),
         )
+
+    def _can_embed(self, query: Query) -> bool:
+        # Methods without parts of their own embed by `cache.embed`, also if they search by words.
+        by_images = parts_read(self.config.cache.embed) == IMAGE_ONLY
+        return bool(query.images) or not by_images or self.retrievals.main.parts is not None
 
     def _search(self, name: Retrieve, search: Retriever) -> SharedRetriever:
         # One search for all: routers, demonstrations, searches and passages.
