@@ -357,7 +357,6 @@ class TierCheck:
         """Add an error, which is about `images`, or else about the connection or the model."""
         status, hint = _status(error), error.hint
         reply = f"answers with status {status}" if status else "does not answer"
-        self.found.append("rejects the image" if setting else reply)
         if isinstance(error, UnreachableError | EndpointTimeoutError):
             setting, hint = "base_url", "start the server, or correct base_url"
         elif status in (401, 403):
@@ -366,7 +365,9 @@ class TierCheck:
         elif status == 404:
             setting = "model"
         elif setting:
+            reply = "rejects the image"
             hint = "write images = 0, or serve a model that reads images"
+        self.found.append(reply)
         self._add_fault(setting, str(error), hint)
 
     def _add_fault(self, setting: str, problem: str, hint: str) -> None:
