@@ -196,8 +196,8 @@ class BatchWriter(Generic[RecordT, ResultT]):
     def _lose(self, count: int, error: BaseException | None) -> None:
         """Count lost records. A broken file fails with each batch: one message would bury the
         others of the log."""
-        self._unlogged += count
-        if self._logs_lost and time.monotonic() - self._logged_at >= LOG_SECONDS:
+        self._unlogged += count if self._logs_lost else 0
+        if self._unlogged and time.monotonic() - self._logged_at >= LOG_SECONDS:
             log.error("%d records were lost", self._unlogged, exc_info=error)
             self._unlogged, self._logged_at = 0, time.monotonic()
         self.lost += count
