@@ -14,10 +14,10 @@ from PIL import Image as Pillow
 from bottega._util.postgres import display_url
 from bottega._util.valkey import display_valkey_url
 from bottega.cli.output import print_table
-from bottega.errors import BottegaError, EndpointTimeoutError, UnreachableError
+from bottega.errors import BottegaError
 from bottega.gateway.config.settings import Config
 from bottega.gateway.config.tiers import TierSettings
-from bottega.gateway.errors import MisconfiguredError
+from bottega.gateway.errors import MisconfiguredError, tier_fix
 from bottega.gateway.ports import ServedTier
 from bottega.gateway.running.tiers import TierSet, key_variable
 from bottega.gateway.upstreams import HttpUpstream
@@ -94,15 +94,8 @@ class TierCheck:
     def _fail(self, what: str, error: BottegaError) -> None:
         status = _status(error)
         self.found.append(f"{what} ({status})" if status else what)
-        setting, hint = "", error.hint
-        if isinstance(error, UnreachableError | EndpointTimeoutError):
-            setting, hint = "base_url", "start the server, or correct base_url"
-        elif status in (401, 403):
-            variable = key_variable(self.tier) or "NAME"
-            setting, hint = "api_key_env", f"export {variable}=... with a key of this server"
-        elif status == 404:
-            setting = "model"
-        elif what == "refuses the image":
+        setting, hint = tier_fix(_source(error), key_variable(self.tier), self.tier.upstream_name)
+        if not setting and what == "refuses the image":
             setting, hint = "images", "write images = 0, or serve a model that reads images"
         self._add_fault(setting, str(error), hint)
 
@@ -139,9 +132,13 @@ def _servers(config: Config, environment: Mapping[str, str]) -> Iterator[Sequenc
 
 
 def _status(error: BottegaError) -> int | None:
-    source = error.__cause__ if isinstance(error, MisconfiguredError) else error
-    status: int | None = getattr(source, "status", None)
+    status: int | None = getattr(_source(error), "status", None)
     return status
+
+
+def _source(error: BottegaError) -> BottegaError:
+    is_wrapped = isinstance(error, MisconfiguredError)
+    return error.__cause__ if is_wrapped and isinstance(error.__cause__, BottegaError) else error
 
 
 def _means(listed: str, model: str) -> bool:
