@@ -97,7 +97,17 @@ FOUND: list[tuple[dict[str, Any], str, str, tuple[str, ...]]] = [
         {"key": "sk-other"},
         "gpt-4.1",
         "answers with status 401",
-        ("tiers.only.api_key_env: ", "answered 401", "export "),
+        (
+            "tiers.only.api_key_env: ",
+            "answered 401",
+            'set api_key_env = "NAME" and export NAME=... with a key of this server',
+        ),
+    ),
+    (
+        {"list_answer": refuse(302)},
+        "gpt-4.1",
+        "answers with status 302",
+        ("tiers.only.base_url: ", "set base_url to the address that it redirects to"),
     ),
     (
         {"list_answer": refuse(500, "on fire")},

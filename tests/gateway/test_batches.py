@@ -342,6 +342,17 @@ def test_paused_upstream_is_asked_again(endpoint: Server, tmp_path: Path) -> Non
         assert list(rows(real, done.output_file_id)) == ["a"]
 
 
+def test_line_during_whose_attempts_the_upstream_is_paused_is_sent_again(
+    endpoint: Server, tmp_path: Path
+) -> None:
+    with gateway(tmp_path, endpoint) as url, client(url) as real:
+        endpoint.answers = [refuse(500)] * 5 + [ok("fine")]
+        with pytest.raises(openai.InternalServerError):  # three failures; two more open the breaker
+            real.chat.completions.create(**chat_lines("client")[0]["body"])
+        done = ended(real, start(real, chat_lines("a")))
+        assert done.output_file_id and not done.error_file_id
+
+
 def test_batch_continues_after_a_restart(endpoint: Server, tmp_path: Path) -> None:
     names = [f"question {number}" for number in range(8)]
 

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from aiohttp import web
 
@@ -20,11 +21,16 @@ from bottega.gateway.config.settings import TraceSettings
 from bottega.gateway.running.build import build
 from bottega.gateway.telemetry.logs import log_to
 from bottega.generation import ScriptedGenerator
+from bottega.openai_api.client import Breaker, Tolerance
 from bottega.recording import StoredTrace, TraceStore
 from bottega.types import Trace
 from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
-from tests.gateway.harness import Harness, harness
-from tests.server import Answer, Server, cut, ok, raw, refuse, reply
+from tests.gateway.harness import Harness, harness, user_messages
+from tests.gateway.harness import raw as raw_request
+from tests.gateway.upstreams import events as sent_events
+from tests.gateway.upstreams import lines as stream_lines
+from tests.gateway.upstreams import upstream
+from tests.server import Answer, Server, cut, ok, raw, refuse, reply, stall
 
 WORDS = "you wrote: my diagnosis is confidential"
 NOT_ALLOWED = {"message": WORDS, "type": "invalid", "code": WORDS, "param": "messages[0].content"}
@@ -52,34 +58,61 @@ def logged_and_traced(
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason", "words"),
+    ("answer", "reason", "words", "code"),
     [
         (
             refuse(400, WORDS, code="context_length_exceeded"),
             "RequestRejectedError 400 code=context_length_exceeded type=error",
             WORDS,
+            "context_length_exceeded",
         ),
         (
             reply({"error": NOT_ALLOWED}, 422),
             "RequestRejectedError 422 type=invalid param=messages[0].content",
             WORDS,
+            "RequestRejectedError",
         ),
         (
             refuse(401, WORDS, code="invalid_api_key"),
-            "MisconfiguredError: tiers.{tier}: {url} answered 401 code=invalid_api_key type=error:"
-            " set OPENAI_API_KEY",
+            "MisconfiguredError: tiers.{tier}: {url} answered 401 code=invalid_api_key type=error:",
             WORDS,
+            "upstream_misconfigured",
         ),
-        (reply(OVERLOADED, 529), "ServerFailedError 529 type=overloaded_error", WORDS),
-        (refuse(408, WORDS), "EndpointTimeoutError: {url} answered 408 type=error", WORDS),
-        (raw(b"<html>"), "GarbledError: {url} sent a web page, not JSON", "a web page"),
-        (reply({}), "GarbledError: {url} sent a reply without choices", "without choices"),
-        (cut(), "ServerFailedError", "cut the connection"),
+        (
+            reply(OVERLOADED, 529),
+            "ServerFailedError 529 type=overloaded_error",
+            WORDS,
+            "upstream_failed",
+        ),
+        (
+            refuse(408, WORDS),
+            "EndpointTimeoutError: {url} answered 408 type=error",
+            WORDS,
+            "upstream_timeout",
+        ),
+        (
+            raw(b"<html>"),
+            "GarbledError: {url} sent a web page, not JSON",
+            "a web page",
+            "upstream_failed",
+        ),
+        (
+            reply({}),
+            "GarbledError: {url} sent a reply without choices",
+            "without choices",
+            "upstream_failed",
+        ),
+        (
+            cut(),
+            "ServerFailedError: {url} cut the connection before the end of its reply",
+            "cut the connection",
+            "upstream_failed",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_failed_request_names_its_tier_and_its_reason(
-    endpoint: Server, tmp_path: Path, answer: Answer, reason: str, words: str
+    endpoint: Server, tmp_path: Path, answer: Answer, reason: str, words: str, code: str
 ) -> None:
     endpoint.answers = [answer]
     lines, traces = logged_and_traced(endpoint, tmp_path)
@@ -88,6 +121,7 @@ def test_a_failed_request_names_its_tier_and_its_reason(
         assert any(wanted in line["event"] for line in lines)
     [request] = [line for line in lines if line["event"] == "request"]
     assert request["route"] == "small", "the last tier that was asked"
+    assert request["reason"] == code
     [trace] = traces
     assert (trace.id, trace.tier) == (request["request"], "small")
     assert trace.reason.count(words) == 2
@@ -105,12 +139,105 @@ def test_a_replaced_tier_is_explained(endpoint: Server, tmp_path: Path) -> None:
     assert WORDS in trace.reason
 
 
-def test_a_stream_that_fails_is_explained(endpoint: Server, tmp_path: Path) -> None:
-    events = b"".join(b"data: %s\n\n" % json.dumps(one).encode() for one in (BEGUN, OVERLOADED))
-    endpoint.answers = [raw(events, kind="text/event-stream")]
+@pytest.mark.parametrize(
+    ("events", "end", "reason", "words"),
+    [
+        ((BEGUN, OVERLOADED), "", "ServerFailedError 502 type=overloaded_error", WORDS),
+        ((BEGUN,), "abort", "ServerFailedError: {url} cut the connection", "cut the connection"),
+        ((BEGUN, {"choices": 3}), "", "GarbledError: {url} sent an event without", "without"),
+    ],
+)
+def test_a_stream_that_fails_is_explained(
+    endpoint: Server, tmp_path: Path, events: tuple[object, ...], end: str, reason: str, words: str
+) -> None:
+    endpoint.answers = [sent_events(stream_lines(*events, done=False), end=end)]
     lines, [trace] = logged_and_traced(endpoint, tmp_path, stream=True)
-    assert any("during its stream" in line["event"] for line in lines)
-    assert WORDS in trace.reason
+    wanted = f"failed during its stream from large: {reason.format(url=endpoint.url)}"
+    assert any(wanted in line["event"] for line in lines)
+    [request] = [line for line in lines if line["event"] == "request"]
+    assert request["reason"] == "upstream_failed"
+    assert words in trace.reason
+
+
+@pytest.mark.parametrize(
+    ("status", "of_large", "of_small"),
+    [
+        (
+            *(401, "export LARGE_KEY=... with a key of this server"),
+            'set api_key_env = "NAME" and export NAME=... with a key of this server',
+        ),
+        (
+            *(403, "export LARGE_KEY=... with a key of this server"),
+            'set api_key_env = "NAME" and export NAME=... with a key of this server',
+        ),
+        (
+            *(404, "correct model (now 'huge') or base_url, which usually ends in /v1"),
+            "correct model (now 'qwen') or base_url, which usually ends in /v1",
+        ),
+        (302, *["set base_url to the address that it redirects to"] * 2),
+        (402, *["the account's quota is used up: check its billing"] * 2),
+        (407, *["set HTTPS_PROXY to a proxy that needs no login"] * 2),
+    ],
+)
+def test_hints_for_the_operator_name_settings_of_the_tier(
+    endpoint: Server, tmp_path: Path, status: int, of_large: str, of_small: str
+) -> None:
+    endpoint.answers = [refuse(status)]
+    lines, _ = logged_and_traced(endpoint, tmp_path)
+    events = [line["event"] for line in lines if line["event"].startswith("request ")]
+    for event, hint in zip(events, (of_large, of_small), strict=True):
+        assert "MisconfiguredError" in event and event.endswith(f": {hint}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "kind"),
+    [
+        (stall(), "upstream_timeout", "EndpointTimeoutError: {url} did not finish its reply"),
+        (refuse(500, WORDS), "upstream_failed", "ServerFailedError 500 type=error"),
+    ],
+)
+def test_a_pause_names_its_cause(
+    endpoint: Server, tmp_path: Path, answer: Answer, code: str, kind: str
+) -> None:
+    out, never = io.StringIO(), Tolerance(failures=2, pause=60.0)
+    breaker = Breaker(never, name="tiers.master")
+    endpoint.answers, tier = [answer], upstream(endpoint, breaker=breaker, timeout=0.2)
+    codes = []
+    with log_to(out), harness(tmp_path, master=tier) as server:
+        for number in (1, 2):
+            with pytest.raises(openai.InternalServerError) as failed:
+                raw_request(server, user_messages(number), "bottega/master")
+            codes.append(failed.value.code)
+            assert float(failed.value.response.headers["retry-after"]) > 1
+    assert codes == [code, "upstream_paused"]
+    events = [json.loads(line)["event"] for line in out.getvalue().splitlines()]
+    kind = kind.format(url=endpoint.url)
+    [paused] = [event for event in events if " is paused for " in event]
+    assert paused.startswith(f"tiers.master is paused for 60 s: {kind}")
+    [own, later] = [event for event in events if event.startswith("request ")]
+    assert f" failed: {kind}" in own and f" failed: PausedError after {kind}" in later
+    assert WORDS not in out.getvalue()
+
+
+def test_a_remembered_rejection_is_logged_with_its_remedy(endpoint: Server, tmp_path: Path) -> None:
+    async def by_model(request: web.Request) -> web.StreamResponse:
+        error = {"error": {"message": WORDS, "param": "temperature"}}
+        rejects = b'"huge"' in await request.read()
+        return await (reply(error, 400) if rejects else ok("seven"))(request)
+
+    endpoint.answers, out = [by_model], io.StringIO()
+    config = gateway_config(tmp_path, endpoint.url)
+    config = dataclasses.replace(config, route=dataclasses.replace(config.route, cold_start=9))
+    with log_to(out), run_gateway(build(config, ENVIRONMENT)) as url:
+        for text in ("What is 3 + 4?", "What is 5 + 4?"):
+            ask(url, text, temperature=0.5)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    first, second = [line for line in lines if line["event"] == "request"]
+    [failed] = [line["event"] for line in lines if "large failed" in line["event"]]
+    assert failed.startswith(f"request {first['request']}: large failed, using another tier: ")
+    assert failed.endswith('; drop_fields = ["temperature"] leaves it out')
+    assert "fell back from large" in first["route_reason"]
+    assert "large rejected such a request recently" in second["route_reason"]
 
 
 def raw_status(server: Harness, number: int, **fields: Any) -> int:

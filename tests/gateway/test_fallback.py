@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from bottega.errors import PromptRejectedError, RejectedError, ServerFailedError
+from bottega.errors import BottegaError, PromptRejectedError, RejectedError, ServerFailedError
 from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.completion import Fallback
 from bottega.gateway.errors import reason_of
@@ -212,7 +212,37 @@ def test_server_that_fails_on_demonstrations_is_tried_without_them(tmp_path: Pat
         answered = raw(server, user_messages(2))
         assert answered.headers["x-bottega-route"] == "apprentice"
         assert answered.headers["x-bottega-demonstrations"] == "0"
-        assert server.wait(2).entry().reason == "apprentice rejected the demonstrations"
+        assert server.wait(2).entry().reason == "apprentice is tried without demonstrations"
+
+
+@pytest.mark.parametrize(
+    ("error", "calls"),
+    [
+        (REJECTIONS[0], 1),
+        (rejection("Unsupported parameter: 'top_p'"), 1),
+        (rejection("unknown", param="top_p[0]"), 1),
+        (rejection("conversation roles must alternate"), 2),
+        (rejection("the context length is 4096, got 4000 and 'top_p'"), 2),
+        (rejection("too long", code="context_length_exceeded", param="temperature"), 2),
+        (ServerFailedError("'temperature' crashed a slot", status=500), 2),
+        (DOWN, 1),
+    ],
+    ids=str,
+)
+def test_only_what_demonstrations_may_cause_is_tried_without_them(
+    tmp_path: Path, error: BottegaError, calls: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    strict = ScriptedGenerator([error] * 2)
+    with harness(tmp_path, apprentice=strict) as server:
+        raw(server, user_messages(1), "bottega/master")
+        answered = raw(server, user_messages(2), temperature=0.5, top_p=0.5)
+        assert answered.headers["x-bottega-route"] == "master"
+        record = server.wait(2)
+    assert len(strict.calls) == calls
+    assert ("tried without demonstrations" in record.route_reason) == (calls == 2)
+    lines = [line for line in caplog.messages if "apprentice" in line]
+    assert len(lines) == calls
+    assert all(line.startswith(f"request {record.request_id}: apprentice ") for line in lines)
 
 
 @pytest.mark.parametrize(

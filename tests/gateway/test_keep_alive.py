@@ -172,7 +172,7 @@ def test_error_after_a_keep_alive_is_an_event(endpoint: Server, tmp_path: Path, 
         record = server.wait(1)
     assert (response.status, ERRORS[path] in rest, ENDS[path] in rest) == (200, True, False)
     assert (record.state, record.status) == ("failed", 502)
-    assert (record.reason, record.cost_usd) == ("ServerFailedError", 0.0)
+    assert (record.reason, record.cost_usd) == ("upstream_failed", 0.0)
 
 
 @pytest.mark.parametrize("path", APIS)

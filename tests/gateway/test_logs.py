@@ -178,6 +178,25 @@ async def test_upstream_error_texts_are_not_logged(endpoint: Server) -> None:
     assert "RejectedError 400" in safe(out)
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("export MASTER_API_KEY=... with a key", "export MASTER_API_KEY=... with a key"),
+        ("export MY_TOKEN=... before", "export MY_TOKEN=... before"),
+        ('set api_key_env = "NAME" and', 'set api_key_env = "NAME" and'),
+        ("set OPENAI_API_KEY (or api_key=) to a key", "set OPENAI_API_KEY (or api_key=) to a key"),
+        ("export MASTER_API_KEY=...hunter2", "export MASTER_API_KEY=[redacted]"),
+        ("(api_key='hunter2')", "(api_key=[redacted]"),
+        ("password: )hunter2(", "password: [redacted]"),
+    ],
+)
+def test_hints_are_no_secrets(text: str, shown: str) -> None:
+    out = io.StringIO()
+    with log_to(out):
+        log.warning(text)
+    assert parsed(out)[0]["event"] == shown
+
+
 def test_text_format_has_one_line_per_event() -> None:
     out = io.StringIO()
     with log_to(out, "text"):

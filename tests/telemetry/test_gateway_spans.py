@@ -195,7 +195,7 @@ def test_failures_are_marked(endpoint: Server, tmp_path: Path, collector: Collec
     assert client[rejected.id].attributes["error.type"] == "RequestRejectedError"
     assert client[rejected.id].attributes["http.response.status_code"] == 400
     assert broken.failed
-    assert broken.attributes["error.type"] == "ServerFailedError"
+    assert broken.attributes["error.type"] == "upstream_failed"
     assert broken.attributes["http.response.status_code"] == 502
     assert client[broken.id].failed
     assert client[broken.id].attributes["error.type"] == "ServerFailedError"

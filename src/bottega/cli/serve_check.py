@@ -16,7 +16,7 @@ from PIL import Image as Pillow
 from bottega._util.postgres import display_url
 from bottega._util.valkey import display_valkey_url
 from bottega.cli.output import print_table, say
-from bottega.errors import BottegaError, EndpointTimeoutError, UnreachableError, store_errors
+from bottega.errors import BottegaError, store_errors
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.accounting.schema import FILE
@@ -25,7 +25,7 @@ from bottega.gateway.config.loading import MASTER_RATE, MIN_SIMILARITY
 from bottega.gateway.config.settings import Config
 from bottega.gateway.config.tiers import TierSettings
 from bottega.gateway.config.variants import VariantSettings
-from bottega.gateway.errors import MisconfiguredError
+from bottega.gateway.errors import MisconfiguredError, tier_fix
 from bottega.gateway.ports import ServedTier
 from bottega.gateway.running.cache_views import cache_location
 from bottega.gateway.running.process import base_url
@@ -355,20 +355,16 @@ class TierCheck:
 
     def _fail(self, error: BottegaError, setting: str = "") -> None:
         """Add an error, which is about `images`, or else about the connection or the model."""
-        status, hint = _status(error), error.hint
+        cause = error.__cause__ if isinstance(error, MisconfiguredError) else None
+        source = cause if isinstance(cause, BottegaError) else error
+        status = getattr(source, "status", None)
         reply = f"answers with status {status}" if status else "does not answer"
-        if isinstance(error, UnreachableError | EndpointTimeoutError):
-            setting, hint = "base_url", "start the server, or correct base_url"
-        elif status in (401, 403):
-            variable = key_variable(self.tier) or "NAME"
-            setting, hint = "api_key_env", f"export {variable}=... with a key of this server"
-        elif status == 404:
-            setting = "model"
-        elif setting:
+        named, hint = tier_fix(source, key_variable(self.tier), self.tier.upstream_name)
+        if setting and not named:
             reply = "rejects the image"
-            hint = "write images = 0, or serve a model that reads images"
+            named, hint = setting, "write images = 0, or serve a model that reads images"
         self.found.append(reply)
-        self._add_fault(setting, str(error), hint)
+        self._add_fault(named, str(error), hint)
 
     def _add_fault(self, setting: str, problem: str, hint: str) -> None:
         name = ".".join(filter(None, ("tiers", self.tier.name, setting)))
@@ -400,12 +396,6 @@ def _servers(config: Config, environment: Mapping[str, str]) -> Iterator[Sequenc
         yield "(database)", display_url(database), "up"
     if (redis := config.state.redis_url(environment)) is not None:
         yield "(redis)", display_valkey_url(redis), "up"
-
-
-def _status(error: BottegaError) -> int | None:
-    source = error.__cause__ if isinstance(error, MisconfiguredError) else error
-    status: int | None = getattr(source, "status", None)
-    return status
 
 
 def _matches(listed: str, model: str) -> bool:

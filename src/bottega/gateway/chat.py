@@ -451,7 +451,7 @@ class Gateway:
             except BottegaError as error:
                 has_failed = True
                 record.tier_errors.append(f"{call.served.name}: {error}")
-                api_error = note_failure(record, error)
+                api_error = note_failure(record, error, call.served.name)
                 await self.finalizer.failed(job)
                 # The status 200 is sent already, so the error is an event of the stream.
                 yield to_event(api_error.body)

@@ -49,7 +49,12 @@ from bottega.gateway.reasoning import (
     trim_stream,
     with_instruction,
 )
-from bottega.gateway.rejections import Rejections, is_content_policy
+from bottega.gateway.rejections import (
+    Rejections,
+    is_content_policy,
+    is_too_long,
+    named_features,
+)
 from bottega.gateway.request_search import RequestSearch, may_search
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
@@ -441,7 +446,15 @@ class _JobSteps(Generic[Outcome]):
             raise self._failure or self._rejected[0][1]
         # Another tier may cost more than planned: the operator must see it.
         self._completer.warn.count(f"{served.name} failed, another tier used")
-        log.warning("%s failed, using another tier: %s", served.name, error)
+        fields = self._rejected_features(error) & self._job.request.body.keys()
+        remedy = f"; drop_fields = {orjson.dumps(sorted(fields)).decode()} leaves it out"
+        log.warning(
+            "request %s: %s failed, using another tier: %s%s",
+            self._job.record.request_id,
+            served.name,
+            error,
+            remedy if fields else "",
+        )
         if not self._waiting:
             raise error
         self._job.record.add_route_reason(f"fell back from {served.name}: {reason_of(error)}")
@@ -454,15 +467,22 @@ class _JobSteps(Generic[Outcome]):
         job, may_be_ours = self._job, _is_rejected(error) or getattr(error, "status", None) == 500
         fields = () if self._without_fields else job.confidence_fields.get(served.name) or ()
         if _is_rejected(error) and any(re.search(rf"\b{name}\b", str(error)) for name in fields):
-            self._without_fields = True
-            job.record.add_route_reason(f"{served.name} rejected {', '.join(fields)}")
-        elif call.shown and may_be_ours:
-            self._without_examples = True
-            job.record.add_route_reason(f"{served.name} rejected the demonstrations")
+            self._without_fields, left_out = True, ", ".join(fields)
+            job.record.add_route_reason(f"{served.name} rejected {left_out}")
+        elif call.shown and may_be_ours and not self._rejected_features(error):
+            self._without_examples, left_out = True, "demonstrations"
+            job.record.add_route_reason(f"{served.name} is tried without demonstrations")
         else:
             return False
-        log.warning("%s is tried again without the gateway's additions: %s", served.name, error)
+        request, name = job.record.request_id, served.name
+        log.warning("request %s: %s is tried again without %s: %s", request, name, left_out, error)
         return True
+
+    def _rejected_features(self, error: BottegaError) -> set[str]:
+        """Return the client's own fields and roles that the tier rejects."""
+        if not _is_rejected(error) or is_too_long(error):
+            return set()
+        return named_features(self._job.request, error)
 
     def learn_rejections(self) -> None:
         """Remember the rejections once another tier has answered: else the request is at fault."""

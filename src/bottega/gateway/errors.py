@@ -13,6 +13,7 @@ from bottega.errors import (
     EmbeddingError,
     EndpointError,
     EndpointTimeoutError,
+    GarbledError,
     ImageError,
     LoadError,
     NotFoundError,
@@ -24,6 +25,7 @@ from bottega.errors import (
     StoreBusyError,
     StoreFullError,
     StoreUnavailableError,
+    UnreachableError,
 )
 from bottega.gateway.ports import RequestRecord, TierCapabilities
 from bottega.openai_api.client import PausedError
@@ -40,11 +42,11 @@ FINAL = {"x-should-retry": "false"}
 
 class MisconfiguredError(RejectedError):
     """The upstream rejects the gateway's key, quota, model name or address. The client gets a 502
-    that names the `tier`, which the caller of the upstream sets; the message is for the operator.
-    """
+    that names the `tier`, which the caller of the upstream sets; message and `hint` are for the
+    operator."""
 
-    def __init__(self, error: EndpointError) -> None:
-        super().__init__(str(error), hint=error.hint, status=502)
+    def __init__(self, error: EndpointError, hint: str) -> None:
+        super().__init__(str(error), hint=hint, status=502)
         self.retry_after = error.retry_after
         self.detail, self.fields = error.detail, error.fields
         self.tier = ""
@@ -52,6 +54,25 @@ class MisconfiguredError(RejectedError):
     def __str__(self) -> str:
         message = super().__str__()
         return f"tiers.{self.tier}: {message}" if self.tier else message
+
+
+def tier_fix(error: BottegaError, key_variable: str | None, model: str) -> tuple[str, str]:
+    """Return the setting of a tier that an error of its upstream concerns, "" if unknown, and the
+    hint in terms of the configuration."""
+    status = getattr(error, "status", None) or 0
+    if isinstance(error, UnreachableError | EndpointTimeoutError):
+        return "base_url", "start the server, or correct base_url"
+    if isinstance(error, GarbledError):
+        return "base_url", "check that base_url is the API's address: it usually ends in /v1"
+    if status in (401, 403):
+        variable = key_variable or "NAME"
+        first = "" if key_variable else 'set api_key_env = "NAME" and '
+        return "api_key_env", f"{first}export {variable}=... with a key of this server"
+    if status in (404, 405):
+        return "model", f"correct model (now {model!r}) or base_url, which usually ends in /v1"
+    if 300 <= status < 400:
+        return "base_url", "set base_url to the address that it redirects to"
+    return "", "set HTTPS_PROXY to a proxy that needs no login" if status == 407 else error.hint
 
 
 # HTTP status by the first matching class; other errors are status 500.
@@ -89,7 +110,8 @@ def to_api_error(error: Exception) -> ApiError:
                 429, "rate_limit_exceeded", f"{MODEL} gets too many requests", error.retry_after
             )
         case EndpointTimeoutError():
-            return _failure(504, "upstream_timeout", f"{MODEL} did not answer in time")
+            message = f"{MODEL} did not answer in time"
+            return _failure(504, "upstream_timeout", message, error.retry_after)
         case MisconfiguredError():
             tier = f"the tier {error.tier!r} of this gateway" if error.tier else MODEL
             message = f"{tier} is misconfigured; see the gateway's log"
@@ -136,16 +158,17 @@ def reason_of(error: Exception) -> str:
     return code_of(error, to_api_error(error).code).replace("_", " ")
 
 
-def note_failure(record: RequestRecord, error: Exception) -> ApiError:
-    """Record why a request failed, and log the reason, which the client may not get. Return the
-    error for the client."""
+def note_failure(record: RequestRecord, error: Exception, stream_of: str = "") -> ApiError:
+    """Record why a request failed, and log the reason, which the client may not get. `stream_of` is
+    the tier whose stream failed. Return the error for the client."""
     api_error = to_api_error(error)
     record.state, record.status = "failed", api_error.status
-    record.reason = code_of(error, getattr(error, "code", None))
+    record.reason = code_of(error, api_error.code)
     if not isinstance(error, BottegaError):
         log.error("request %s failed", record.request_id, exc_info=error)
     elif not isinstance(error, ApiError):
         when = " during its stream" if record.streamed else ""
+        when += f" from {stream_of}" if stream_of else ""
         log.warning("request %s failed%s: %s", record.request_id, when, error)
     return api_error
 

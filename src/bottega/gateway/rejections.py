@@ -71,14 +71,21 @@ class Rejections:
 def _rejected(request: ChatRequest, error: BottegaError) -> dict[str, int]:
     """Return the rejected features of the request, with their sizes."""
     features, sizes = _features(request), _sizes(request)
-    param = getattr(error, "param", None) or ""
-    named = {NESTED.split(param)[0], *FIELD_NAME.findall(str(error))} - {""}
-    if getattr(error, "code", None) not in TOO_LONG_CODES and (found := features.keys() & named):
+    if found := named_features(request, error):
         return dict.fromkeys((features[name] for name in found), 0)
     # An image that is too large or damaged says nothing about other requests.
     if request.images and "image" in str(error).lower():
         return {IMAGES: sizes[IMAGES]} if MANY_IMAGES.search(str(error)) else {}
     return {LENGTH: sizes[LENGTH]} if is_too_long(error) else {}
+
+
+def named_features(request: ChatRequest, error: BottegaError) -> set[str]:
+    """Return the client's optional fields and roles that the error names."""
+    if getattr(error, "code", None) in TOO_LONG_CODES:
+        return set()
+    param = getattr(error, "param", None) or ""
+    named = {NESTED.split(param)[0], *FIELD_NAME.findall(str(error))}
+    return named & _features(request).keys()
 
 
 def _sizes(request: ChatRequest) -> dict[str, int]:

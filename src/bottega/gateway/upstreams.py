@@ -14,7 +14,7 @@ import orjson
 from bottega._util.caching import FairSemaphore
 from bottega.errors import EndpointError, PromptRejectedError, RejectedError
 from bottega.gateway.decode_budget import DecodeBudget
-from bottega.gateway.errors import MisconfiguredError
+from bottega.gateway.errors import MisconfiguredError, tier_fix
 from bottega.gateway.ports import PrefixUpstream, Upstream
 from bottega.gateway.telemetry.metrics import Histogram
 from bottega.image import Image
@@ -47,7 +47,8 @@ class HttpUpstream:
     `concurrency` limits concurrent requests, streams included. `base_url` and
     `api_key` default to OPENAI_BASE_URL and OPENAI_API_KEY. Raises `RequestRejectedError` for
     errors of the client's request, `MisconfiguredError` for those that only the operator can fix;
-    `is_misconfigured` is then True until the next answer.
+    `is_misconfigured` is then True until the next answer. Their hints name `key_variable`, the
+    environment variable of the key.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class HttpUpstream:
         headers: Mapping[str, str] | None = None,
         max_tokens: int | None = None,
         breaker: Breaker | None = None,
+        key_variable: str | None = None,
     ) -> None:
         self.model = model
         self.breaker = breaker or Breaker()
@@ -79,7 +81,7 @@ class HttpUpstream:
             self.breaker,
         )
         self._extra = dict(extra_body or {})
-        self._max_tokens = max_tokens
+        self._max_tokens, self._key_variable = max_tokens, key_variable
         # None removes a field that the client may have sent.
         absent = [name for name, value in self._extra.items() if value is None]
         self._left_out = ("stream", "stream_options", *absent)
@@ -117,7 +119,7 @@ class HttpUpstream:
         try:
             await self._model_list("/models")
         except RejectedError as error:
-            raise MisconfiguredError(error) if _is_the_operators(error) else error from None
+            raise self._misconfigured(error) if _is_the_operators(error) else error from None
 
     async def models(self) -> list[str] | None:
         """Return the ids of the server's models, None without a list. A model that is not in it,
@@ -159,7 +161,10 @@ class HttpUpstream:
             if not _is_the_operators(error):
                 raise
             self.is_misconfigured = True
-            raise MisconfiguredError(error) from error
+            raise self._misconfigured(error) from error
+
+    def _misconfigured(self, error: RejectedError) -> MisconfiguredError:
+        return MisconfiguredError(error, tier_fix(error, self._key_variable, self.model)[1])
 
 
 def _is_the_operators(error: Exception) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -35,6 +37,8 @@ from bottega.openai_api.response import (
 from bottega.openai_api.streams import from_events
 from bottega.openai_api.transport import Connections, Response, exchange, stream_chunks
 from bottega.types import Prompt
+
+log = logging.getLogger(__name__)
 
 Fields = dict[str, object]
 Encode = Callable[[Fields], Awaitable[bytes]]
@@ -280,16 +284,24 @@ class RetryPolicy:
             )
 
     async def __call__(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
-        """Return the result of the first attempt that succeeds. Raises the last error."""
+        """Return the result of the first attempt that succeeds. Raises the last failure, also if
+        the breaker has opened since; `retry_after` is then at least the rest of its pause."""
         waited = 0.0
+        last: EndpointError | None = None
         for number in range(self.attempts):
             try:
                 return await attempt()
+            except PausedError as paused:
+                if last is None:
+                    raise
+                last.retry_after = max(last.retry_after or 0.0, paused.retry_after)
+                raise copy(last) from None
             except EndpointError as error:
                 wait = self.wait(number, error.retry_after)
                 spent = number + 1 == self.attempts or waited + wait > self.longest_total
                 if spent or not error.retryable or (error.retry_after or 0) > self.longest_wait:
                     raise
+                last = copy(error)  # without its traceback, which refers to this frame
             waited += wait
             await self.sleep(wait)
         raise AssertionError("unreachable: the last attempt returns or raises")
@@ -308,18 +320,19 @@ MAX_RECORDED = 1000
 
 
 class PausedError(GenerationError):
-    """Error of a call that was not sent because the breaker is open. `retry_after` is in seconds.
-    Not an `EndpointError`, so retries do not wait for it: another tier can answer now."""
+    """Error of a call that was not sent because the breaker is open after the failure `last`.
+    `retry_after` is in seconds. Not an `EndpointError`, so retries do not wait for it: another tier
+    can answer now."""
 
     retryable = True
 
-    def __init__(self, retry_after: float, last: str = "") -> None:
+    def __init__(self, retry_after: float, last: EndpointError | None = None) -> None:
         detail = f"; its last failure: {last}" if last else ""
         super().__init__(
             f"the upstream keeps failing and is paused for {retry_after:.1f} s{detail}",
             hint="look at the upstream's log; meanwhile another tier answers, if there is one",
         )
-        self.retry_after = retry_after
+        self.retry_after, self.last = retry_after, last
 
 
 @dataclass(frozen=True)
@@ -352,12 +365,17 @@ class Breaker:
     opens the breaker.
 
     Failures are those of the upstream: no connection, time-outs, 5xx, invalid replies. A 4xx counts
-    as success, a cancelled call as neither.
+    as success, a cancelled call as neither. The log names the endpoint by `name`.
     """
 
     def __init__(
-        self, tolerance: Tolerance | None = None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        tolerance: Tolerance | None = None,
+        *,
+        name: str = "an endpoint",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.name = name
         self._tolerance, self._clock = tolerance or Tolerance(), clock
         self._recent: deque[tuple[float, bool]] = deque(maxlen=MAX_RECORDED)
         self._in_a_row = 0
@@ -366,7 +384,7 @@ class Breaker:
         self._probe: Attempt | None = None
         # Calls that began before the last change of state must not count in the new one.
         self._epoch = 0
-        self._last = ""
+        self._last: EndpointError | None = None
 
     @property
     def state(self) -> State:
@@ -394,8 +412,8 @@ class Breaker:
         """Count the outcome of an attempt. A client error shows that the upstream is alive."""
         is_reply = error is None or isinstance(error, RejectedError) or _is_client_error(error)
         failed = isinstance(error, EndpointError) and not is_reply
-        if failed:
-            self._last = str(error)
+        if isinstance(error, EndpointError) and failed:
+            self._last = copy(error)  # without its traceback, which would keep the request's body
         # Only the probe decides while the breaker is open: a call that began before may end late.
         if attempt is self._probe:
             if failed:
@@ -424,6 +442,7 @@ class Breaker:
         self._pauses = min(self._pauses + 1, 60)
         self._until, self._probe = self._clock() + pause, None
         self._epoch += 1
+        log.warning("%s is paused for %g s: %s", self.name, pause, self._last)
 
     def _close(self) -> None:
         self._until, self._probe, self._pauses, self._in_a_row = None, None, 0, 0

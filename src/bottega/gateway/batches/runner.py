@@ -37,10 +37,7 @@ BUSY_SECONDS = 0.1
 MAX_WAIT = 60.0
 MAX_ACTIVE = 64  # batches; further ones wait
 # Codes of errors after which the line is sent again.
-RETRY_CODES = (
-    *("rate_limit_exceeded", "too_many_concurrent_requests", "decoding_busy"),
-    "upstream_paused",
-)
+RETRY_CODES = ("rate_limit_exceeded", "too_many_concurrent_requests", "decoding_busy")
 UNSENT_ERRORS = {
     "expired": ("batch_expired", "the batch expired before this request was sent"),
     "failed": ("batch_failed", "the batch failed before this request was sent"),
@@ -266,7 +263,7 @@ class BatchRunner:
         self.requests.begin()
         try:
             found = await self._reply(active.batch.endpoint, record, account, body)
-            if isinstance(found, ApiError) and found.code in RETRY_CODES:
+            if isinstance(found, ApiError) and _may_repeat(found):
                 return _seconds(found)
             payload = found.body if isinstance(found, ApiError) else found
             output = reply_line(line, record.request_id, record.status, payload)
@@ -322,6 +319,11 @@ class BatchRunner:
             except BottegaError as error:
                 log.warning("an output of %s cannot be stored yet: %s", active.batch.id, error)
                 await asyncio.sleep(RETRY_SECONDS)
+
+
+def _may_repeat(error: ApiError) -> bool:
+    has_wait = "retry-after" in error.headers  # such as an upstream that is paused
+    return error.code in RETRY_CODES or (has_wait and (error.code or "").startswith("upstream_"))
 
 
 def _seconds(error: ApiError) -> float:

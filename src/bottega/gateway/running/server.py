@@ -317,7 +317,12 @@ class GatewayServer:
         self._add_entry(record, entry)
         self.metrics.observe(entry)
         log_request(
-            entry, record.reason, record.fallback, record.client_request_id, record.trace_id
+            entry,
+            record.reason,
+            record.fallback,
+            record.client_request_id,
+            record.trace_id,
+            record.route_reason,
         )
         if record.entered:
             self.gateway.access.leave(record.account)

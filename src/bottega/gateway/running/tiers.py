@@ -21,6 +21,7 @@ from bottega.gateway.telemetry.metrics import Metrics
 from bottega.gateway.upstreams import HttpUpstream, LocalUpstream, TimedUpstream
 from bottega.generation import OpenAIGenerator
 from bottega.naming import check_embedder, check_text_embedder, check_torch, open_model
+from bottega.openai_api.client import Breaker
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.request import Body
 from bottega.pipeline import Pipeline
@@ -186,7 +187,13 @@ def _served(tier: TierSettings, key: str, hidden: Mapping[str, str], config: Con
         }
         with _prefixed_errors(f"{config.file}: tiers.{tier.name}.base_url"):
             generator = OpenAIGenerator(name, **how)
-            upstream = HttpUpstream(name, **how, max_tokens=tier.max_tokens)
+            upstream = HttpUpstream(
+                name,
+                **how,
+                max_tokens=tier.max_tokens,
+                breaker=Breaker(name=f"tiers.{tier.name}"),
+                key_variable=key_variable(tier),
+            )
     else:
         check_torch()
         with _prefixed_errors(f"{config.file}: tiers.{tier.name}.model"):

@@ -31,12 +31,14 @@ from bottega.errors import (
     MissingDependencyError,
     ModelLoadError,
     PromptTooLongError,
+    ServerFailedError,
     SettingError,
     StoreError,
     UnreachableError,
 )
 from bottega.gateway.accounting.row_types import Entry
 from bottega.gateway.errors import MisconfiguredError
+from bottega.openai_api.client import PausedError
 from bottega.openai_api.endpoint import redactor
 from bottega.recipes.limited_search import SearchError
 
@@ -47,7 +49,8 @@ BASE64 = re.compile(r"data:[\w.+-]+/[\w.+-]+[^\s,\"']*,[^\s\"'<>]*|[A-Za-z0-9+/=
 QUERY = re.compile(r"\?[^\s\"'<>=]*=[^\s\"'<>]*")
 HEADER = re.compile(
     r"((?:authorization|cookie|api[-_]?key|token|secret|password)[\"']?\s*[:=]\s*)"
-    r"(?:(?:basic|bearer)\s+)?[^\s,;]+",
+    # Hints contain `export NAME_API_KEY=...` and `(or api_key=)`.
+    r"(?:(?:basic|bearer)\s+)?(?=[^\s,;]*\w)[^\s,;]+",
     re.IGNORECASE,
 )
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -134,20 +137,30 @@ ERROR_FIELD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 
 
 def log_request(
-    entry: Entry, reason: str = "", fallback: str = "", client_id: str = "", trace_id: str = ""
+    entry: Entry,
+    reason: str = "",
+    fallback: str = "",
+    client_id: str = "",
+    trace_id: str = "",
+    route_reason: str = "",
 ) -> None:
     """Log one request with the `reason` why it failed or passed through, the tiers that failed
-    before the `fallback`, the client's own id, and the id of its OpenTelemetry trace. Bypasses the
-    logging module, which takes longer than the rest of a replay."""
+    before the `fallback`, the client's own id, the id of its OpenTelemetry trace, and the reasons
+    for its tier. Bypasses the logging module, which takes longer than the rest of a replay."""
+    line = _RequestLine(entry, reason, time.time(), fallback, client_id, trace_id, route_reason)
     for writer in _writers:
-        writer.put(_RequestLine(entry, reason, time.time(), fallback, client_id, trace_id))
+        writer.put(line)
 
 
 def error_text(error: BaseException) -> str:
     """Return the part of an error that may be logged."""
     name = type(error).__name__
-    # The message of a prompt that is too long contains a model's name and numbers.
-    has_own_text = isinstance(error, (*SETUP_ERRORS, PromptTooLongError))
+    if isinstance(error, PausedError) and error.last is not None:
+        return f"{name} after {error_text(error.last)}"
+    # The message of a prompt that is too long contains a model's name and numbers, that of a server
+    # which failed without a status is this project's.
+    is_cut_off = isinstance(error, ServerFailedError) and error.status is None
+    has_own_text = is_cut_off or isinstance(error, (*SETUP_ERRORS, PromptTooLongError))
     text = f"{name}: {error}" if has_own_text else name
     if not isinstance(error, EndpointError):
         return text
@@ -167,6 +180,7 @@ class _RequestLine(NamedTuple):
     fallback: str = ""
     client_id: str = ""
     trace_id: str = ""
+    route_reason: str = ""
 
 
 @contextmanager
@@ -320,6 +334,7 @@ def _request(done: _RequestLine, scrub: Scrub) -> dict[str, object]:
         "status": entry.status,
         "state": entry.state,
         "route": entry.tier,
+        "route_reason": scrub(done.route_reason) or None,
         "model": scrub(entry.model),
         "shots": entry.shots,
         "similarity": None if entry.similarity is None else round(entry.similarity, 4),
