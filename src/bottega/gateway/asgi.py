@@ -61,6 +61,10 @@ EMBEDDINGS = ("/v1/embeddings", "/embeddings")
 CHAT_PATHS = {*CHAT, *RESPONSES, *COMPLETIONS, *EMBEDDINGS}
 CREATED = 1767225600  # creation time of the virtual models: clients need a number
 CONSOLE = "/ui"
+SERVED_HINT = (
+    "use POST /v1/chat/completions, /v1/responses or /v1/messages, GET /v1/models, /healthz,"
+    " /readyz or /metrics"
+)
 PREFLIGHT_SECONDS = 600
 
 
@@ -354,6 +358,10 @@ def is_console(path: str) -> bool:
     return path == CONSOLE or path.startswith(f"{CONSOLE}/")
 
 
+def is_api(path: str) -> bool:
+    return path.startswith("/v1/") or path in CHAT_PATHS
+
+
 def unframed(send: Send) -> Send:
     """Return a `send` that forbids other pages to show the response in a frame, where a user could
     be made to click on it. Errors outside the pages have no policy of their own."""
@@ -377,7 +385,7 @@ def open_to_pages(app: ASGIApp, scope: Scope, origins: Collection[str]) -> ASGIA
     if not origins or scope["type"] != "http":
         return app
     path, origin = scope["path"], dict(scope["headers"]).get(b"origin", b"").decode("latin-1")
-    if origin not in origins or not (path.startswith("/v1/") or path in CHAT_PATHS):
+    if origin not in origins or not is_api(path):
         return app
     return CORSMiddleware(
         app,
@@ -550,11 +558,15 @@ async def _end_disconnected(request: Request, error: Exception) -> Response:
 
 async def _send_not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    path, hint = request.url.path, SERVED_HINT
+    if path.startswith("/v1/v1/"):
+        hint = "leave /v1 out of the base URL, which this client adds itself"
+    elif is_api(path) and "access-control-request-method" in request.headers:
+        hint = "add the page's origin to gateway.allowed_origins"
     not_found = ApiError(
-        f"{request.method} {request.url.path[:200]} is not served",
+        f"{request.method} {path[:200]} is not served",
         status=error.status_code,
         code="not_found",
-        hint="use POST /v1/chat/completions, /v1/responses or /v1/messages, GET /v1/models,"
-        " /healthz, /readyz or /metrics",
+        hint=hint,
     )
     return await _send_error(request, not_found)

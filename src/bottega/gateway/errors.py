@@ -31,6 +31,7 @@ from bottega.gateway.ports import RequestRecord, TierCapabilities
 from bottega.openai_api.client import PausedError
 from bottega.openai_api.errors import ApiError, RequestRejectedError
 from bottega.openai_api.request import ChatRequest
+from bottega.openai_api.transport import PLAIN_HINT
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -61,7 +62,8 @@ def tier_fix(error: BottegaError, key_variable: str | None, model: str) -> tuple
     hint in terms of the configuration."""
     status = getattr(error, "status", None) or 0
     if isinstance(error, UnreachableError | EndpointTimeoutError):
-        return "base_url", "start the server, or correct base_url"
+        is_plain = error.hint == PLAIN_HINT
+        return "base_url", error.hint if is_plain else "start the server, or correct base_url"
     if isinstance(error, GarbledError):
         return "base_url", "check that base_url is the API's address: it usually ends in /v1"
     if status in (401, 403):
