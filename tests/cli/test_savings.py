@@ -64,6 +64,37 @@ def test_servers_by_the_hour_are_subtracted(run: Run, tmp_path: Path) -> None:
     assert "saved:            9.2500 USD [9.2500, 9.2500], 39% of it" in printed
 
 
+def test_a_loss_is_no_share_of_the_master(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    ledger = Ledger(tmp_path / "d" / "gateway.db")
+    ledger.set_hourly_prices({"apprentice": 1.2})
+    for second in range(0, 156, 2):
+        for tier, usd in (("apprentice", 0.0), ("master", 1e-5)):
+            moment = MOMENT + second
+            ledger.record(Entry(moment, "r", "k", "", tier, "m", "answered", cost_usd=usd))
+    ledger.close()
+    printed = run("savings", "--data", "d").out
+    assert "USD, 0.0428 hours" in printed
+    saved = next(line for line in printed.splitlines() if line.startswith("saved"))
+    assert saved.endswith(": the master alone would have cost less") and "%" not in saved
+
+
+def test_token_counts_are_no_answers(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    ledger = Ledger(tmp_path / "d" / "gateway.db")
+    for _ in range(4):
+        ledger.record(Entry(MOMENT, "r", "k", "", "", "", "counted", cost_usd=0.0))
+    ledger.flush()
+    assert run("savings", "--data", "d").out.startswith("0 requests, ")
+    ledger.record(Entry(MOMENT, "r", "k", "", "apprentice", "m", "answered", cost_usd=0.1))
+    ledger.close()
+    lines = run("savings", "--data", "d").out.splitlines()
+    assert lines[0].startswith("1 requests, 11-14")
+    assert next(line for line in lines if line.startswith("apprentice")).split()[2] == "100.0%"
+    counted = next(line for line in lines if line.startswith("counted"))
+    assert counted.split()[1:3] == ["4", "-"]
+
+
 def test_savings_are_printed_as_json(run: Run, tmp_path: Path) -> None:
     write_ledger(tmp_path / "bottega-data")
     savings = run("savings", "--namespace", "a", "--since", "2020-01-01", "--json").json

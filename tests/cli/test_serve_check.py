@@ -216,14 +216,71 @@ def test_cache_and_replay_settings_are_printed(run: Run) -> None:
 def test_key_requirements_are_printed(run: Run) -> None:
     assert "keys not required" in printed(run, TIERS)
     assert not Path("bottega-data").exists()
-    none = "keys required, but none exist: bottega keys add NAME --data bottega-data"
-    assert none in printed(run, TIERS, "--host", "0.0.0.0")
     assert run("keys", "add", "ann").code == 0
     for more in ([], ["--host", "0.0.0.0"]):  # on loopback too, because a key exists
         assert "keys required; 1 in bottega-data" in printed(run, TIERS, *more)
     assert "keys not required" in printed(run, f"{TIERS}[keys]\nrequired = false\n")
     lines = printed(run, f"{TIERS}[keys]\nmax_namespaces = 3\n")
     assert lines[-2:] == ["keys required; 1 in bottega-data", "max_namespaces 3"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ('[gateway]\nhost = "0.0.0.0"', "bottega keys add NAME --data"),
+        ("[keys]\nrequired = true", "bottega keys add NAME --data"),
+        ('[gateway]\ndata = "/dev/null/data"', "gateway.data /dev/null/data cannot be written"),
+        ('[gateway]\ndata = "bottega.toml/data"', "gateway.data bottega.toml/data cannot"),
+    ],
+)
+def test_the_check_refuses_what_a_start_refuses(run: Run, settings: str, problem: str) -> None:
+    Path("bottega.toml").write_text(f"{TIERS}{settings}\n")
+    check, start = run("serve", "--check", "--offline"), run("serve", "--port", "0")
+    assert (check.code, start.code) == (2, 2)
+    refusal = start.err[start.err.index("error:") :]
+    assert problem in refusal and check.err.endswith(refusal)
+
+
+DEAR, CHEAP = "price = [2.0, 8.0]", "price = [0.1, 0.4]"
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "warned"),
+    [
+        (DEAR, CHEAP, True),
+        (CHEAP, DEAR, False),
+        (DEAR, DEAR, False),
+        (DEAR, "price = [2.0, 4.0]", True),
+        (DEAR, "price = [1.0, 9.0]", False),
+        (DEAR, "", False),
+        (DEAR, "price = [0.0, 0.0]\nusd_per_hour = 4", False),
+    ],
+)
+def test_a_master_that_is_cheaper_is_named(run: Run, first: str, last: str, warned: bool) -> None:
+    tiers = f"""
+        [tiers.big]
+        model = "openai:one"
+        base_url = "http://127.0.0.1:9/v1"
+        {first}
+        [tiers.small]
+        model = "openai:two"
+        base_url = "http://127.0.0.1:9/v1"
+        {last}
+        [cache]
+        embed = "words"
+    """
+    Path("bottega.toml").write_text(tiers)
+    done = run("serve", "--check", "--offline")
+    assert done.code == 0
+    named = "tiers.small is cheaper than tiers.big" in " ".join(done.err.split())
+    assert named is warned
+
+
+def test_values_are_printed_as_in_the_file(run: Run) -> None:
+    more = '[gateway]\nallowed_origins = ["http://a.example", "http://b.example"]\n'
+    lines = printed(run, f"{TIERS}{more}[telemetry]\nenabled = true\ncapture_content = true\n")
+    assert 'allowed_origins ["http://a.example", "http://b.example"]' in lines
+    assert {"reasoning false (default)", "capture_content true"} <= {*lines}
 
 
 def test_local_models_are_printed(run: Run) -> None:

@@ -108,6 +108,14 @@ FOUND: list[tuple[dict[str, Any], str, str, tuple[str, ...]]] = [
 ]
 
 
+def test_https_at_a_plain_port_is_named(run: Run) -> None:
+    with provided() as (url, _):
+        done = checked(run, url.replace("http:", "https:"))
+    assert done.code == 1
+    assert "tiers.only.base_url: " in done.err and "write http://" in done.err
+    assert "certificate" not in done.err and "start the server" not in done.err
+
+
 @pytest.mark.parametrize(("how", "model", "found", "fault"), FOUND)
 def test_the_model_is_looked_up_at_its_endpoint(
     run: Run, how: dict[str, Any], model: str, found: str, fault: tuple[str, ...]
@@ -201,7 +209,7 @@ def test_all_tiers_are_checked_and_every_fault_is_named(run: Run) -> None:
     assert row(done, "local") == "local this process loads at the start"
     assert "tiers.small.model: " in done.err and "tiers.large.api_key_env: " in done.err
     lines = [" ".join(line.split()) for line in done.out.splitlines()]
-    assert {"drop_fields seed, user", "usd_per_hour 1.5: USD for its servers"} <= {*lines}
+    assert {"drop_fields seed, user", "usd_per_hour 1.5 USD per hour for its servers"} <= {*lines}
 
 
 def test_a_silent_server_is_a_fault(run: Run) -> None:
@@ -224,7 +232,7 @@ def test_servers_of_the_state_are_in_the_table(
     state = f"[state]\ndatabase_env = 'DB'\nredis = '{redis.url}'"
     with provided() as (url, _):
         done = checked(run, url, settings=state)
-        assert done.code == 0, done.err
+        assert (done.code, "bottega keys add NAME" in done.err) == (2, True)
         assert row(done, "(redis)") == f"(redis) {redis.url} up"
         assert row(done, "(database)").endswith(" up")
         assert "required, but none exist: bottega keys add NAME" in done.out

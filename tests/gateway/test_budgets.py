@@ -161,6 +161,8 @@ def test_request_above_the_remaining_budget_is_delayed(tmp_path: Path) -> None:
             assert refused.value.response.headers["retry-after"] == "1"
         again = raw(server, user_messages(1), "bottega/master")
         assert again.headers["x-bottega-cache"] == "replayed"  # which costs nothing
+        server.wait(4)
+        assert {one.route for one in server.records if one.status == 429} == {""}  # not a tier's
 
 
 def test_unaffordable_shadow_sample_is_skipped(tmp_path: Path) -> None:

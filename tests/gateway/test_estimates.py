@@ -27,6 +27,23 @@ def test_estimates_follow_what_an_upstream_reports() -> None:
     assert estimates.max_prompt("m", 1000, 0) == 1000
 
 
+def test_texts_and_images_are_corrected_apart() -> None:
+    estimates = TokenEstimates()
+    for _ in range(20):
+        estimates.update("m", 1110, Usage(14, 1), image_tokens=1100)
+    assert estimates.prompt("m", 257) == 257
+    assert estimates.prompt("m", 1357, 1100) == pytest.approx(261, abs=2)
+    assert estimates.max_prompt("m", 257, 0) == 8192  # no text was seen
+    assert estimates.max_prompt("m", 1357, 0, 1100) == 1357
+    for _ in range(20):
+        estimates.update("m", 100, Usage(200, 1))
+        estimates.update("m", 1110, Usage(24, 1), image_tokens=1100)
+    assert estimates.prompt("m", 1000) == 2000
+    assert estimates.max_prompt("m", 1000, 0) == 2000
+    assert estimates.prompt("m", 2100, 1100) == pytest.approx(2004, abs=2)
+    assert estimates.max_prompt("m", 2100, 0, 1100) == 3100
+
+
 def test_choices_share_the_completion_tokens() -> None:
     estimates = TokenEstimates()
     estimates.update("m", 100, Usage(100, 90), choices=3)

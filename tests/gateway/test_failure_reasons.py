@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.savings import savings
 from bottega.gateway.config.settings import TraceSettings
 from bottega.gateway.running.build import build
 from bottega.gateway.telemetry.logs import log_to
@@ -86,6 +88,19 @@ def test_a_failed_request_names_its_tier_and_its_reason(
     [trace] = traces
     assert (trace.id, trace.tier) == (request["request"], "small")
     assert trace.reason.count(words) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"), [(refuse(429, "slow down"), "failed"), (refuse(400, "wrong"), "rejected")]
+)
+def test_a_rate_limit_of_all_tiers_is_not_the_clients_error(
+    endpoint: Server, tmp_path: Path, answer: Answer, state: str
+) -> None:
+    endpoint.answers = [answer]
+    logged_and_traced(endpoint, tmp_path)
+    with closing(Ledger(tmp_path / "gateway.db", create=False)) as ledger:
+        [route] = savings(ledger).routes
+    assert (route.state, route.tier) == (state, "small")
 
 
 def test_a_replaced_tier_is_explained(endpoint: Server, tmp_path: Path) -> None:

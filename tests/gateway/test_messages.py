@@ -421,6 +421,7 @@ def test_tokens_are_counted_without_a_call(gateway: Harness, server: doubles.Ser
     assert server.bodies == []
     record = gateway.wait(5)
     assert (record.status, record.cost_usd, record.route) == (200, 0.0, "")
+    assert record.state == "counted"
 
 
 def test_counts_are_corrected_by_the_usage_of_the_tier(
@@ -433,6 +434,23 @@ def test_counts_are_corrected_by_the_usage_of_the_tier(
     ask(gateway, text, "bottega/master")
     assert count(gateway, text, "bottega/master") == 3 * before
     assert count(gateway, text, "bottega/apprentice") == before
+
+
+def test_images_do_not_correct_the_count_of_a_text(
+    gateway: Harness, server: doubles.Server
+) -> None:
+    """An upstream counts 4 tokens an image, far less than the estimate."""
+    text = "x" * 900
+    image = [{"role": "user", "content": [image_block(10), {"type": "text", "text": "hi"}]}]
+    before, most = count(gateway, text), count(gateway, image)
+    for number in range(12):
+        server.answers = [doubles.ok("fine", usage={"prompt_tokens": 5, "completion_tokens": 1})]
+        content = [{"type": "text", "text": f"hi {number}"}, image_block(number + 20)]
+        ask(gateway, [{"role": "user", "content": content}], "bottega/master")
+    assert count(gateway, text) == before
+    assert count(gateway, image) < 20 < most
+    mixed = [{"role": "user", "content": [image_block(10), {"type": "text", "text": text}]}]
+    assert before - 20 < count(gateway, mixed) < before + 20
 
 
 def test_counting_needs_the_rights_of_a_message(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from bottega.gateway.accounting import savings as savings_module
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.reports import buckets
 from bottega.gateway.accounting.row_types import Entry, ShadowSample, State
 from bottega.gateway.accounting.savings import Savings, SavingsReader, savings
 from bottega.parsing import COMPARISON_RULES
@@ -287,6 +289,28 @@ def test_rejected_requests_are_listed_separately(ledger: Ledger) -> None:
     named = {route.state: route.requests for route in report.routes}
     assert named == {"answered": 3, "replayed": 1, "failed": 2, "rejected": 2}
     assert (report.requests, report.answered) == (8, 4)
+
+
+@pytest.mark.parametrize(
+    ("status", "tier", "state"),
+    [
+        (429, "", "rejected"),  # the key's own limit
+        (429, "master", "failed"),  # the tiers' limit
+        (400, "", "rejected"),
+        (400, "master", "rejected"),
+        (499, "master", "failed"),
+        (502, "master", "failed"),
+    ],
+)
+def test_a_rate_limit_of_tiers_is_their_failure(
+    ledger: Ledger, status: int, tier: str, state: str
+) -> None:
+    now = time.time()
+    ledger.record(Entry(now, "r", "k", "a", tier, "", "failed", cost_usd=0.0, status=status))
+    assert [one.state for one in savings_of(ledger).routes] == [state]
+    assert [one.state for one in savings_of(ledger, since=now - 60).routes] == [state]
+    (bucket,) = buckets(ledger, now - 60, 60, None)
+    assert bucket.is_rejected == (state == "rejected")
 
 
 def test_sums_of_answers_and_of_samples_count_together(

@@ -94,6 +94,15 @@ async def test_preflight_allows_listed_pages(gateway: str, path: str, origin: st
     assert {"GET", "POST", "DELETE"} <= set(headers["access-control-allow-methods"].split(", "))
     assert headers["access-control-allow-headers"] == PREFLIGHT["Access-Control-Request-Headers"]
     assert "access-control-allow-credentials" not in headers
+    assert "access-control-expose-headers" not in headers
+
+
+@pytest.mark.parametrize("path", [CHAT, "/chat/completions", "/v1/models", "/v1/messages"])
+async def test_the_preflight_of_another_page_names_the_setting(gateway: str, path: str) -> None:
+    _, _, body = await send(gateway + path, "OPTIONS", **PREFLIGHT | {"Origin": OTHER})
+    assert b"gateway.allowed_origins" in body
+    _, _, body = await send(gateway + "/v1/v1/messages", body=BODY)
+    assert b"leave /v1 out of the base URL" in body
 
 
 @pytest.mark.parametrize(

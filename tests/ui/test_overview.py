@@ -13,7 +13,7 @@ from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import Entry
 from bottega.ui.charts import HEIGHT, WIDTH, nice_limit, stacked_bars
 from bottega.ui.overview import PERIODS, statistics
-from bottega.ui.pages import format_percent
+from bottega.ui.pages import format_percent, format_usd
 from tests.gateway.gateways import ask
 from tests.server import Server
 from tests.ui.conftest import console, log_in
@@ -35,6 +35,7 @@ def test_statistics_are_those_of_the_ledger(ledger: Ledger) -> None:
         Entry(now - 120, "b", "k", "x", "large", "m", "answered", cost_usd=1.0, seconds=3.0),
         Entry(now - 180, "c", "k", "x", "large", "m", "replayed", seconds=0.0),
         Entry(now - 200, "d", "k", "x", "", "", "failed", status=429),
+        Entry(now - 210, "i", "k", "x", "", "", "counted"),
         Entry(now - 240, "e", "k", "x", "large", "m", "failed", status=502),
         Entry(now - 240, "f", "k", "x", "large", "m", "shadow", cost_usd=0.5),
         Entry(now - 300, "g", "k", "other", "small", "m", "answered", cost_usd=2.0, seconds=9.0),
@@ -56,6 +57,14 @@ def test_statistics_are_those_of_the_ledger(ledger: Ledger) -> None:
     for period in PERIODS:
         chart = statistics(ledger, period, None).requests_chart
         assert sum(total for *_, total in chart.legend) == (6 if period == "30d" else 5)
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"),
+    [(None, "unknown"), (0.0, "$0.0000"), (-0.0501, "-$0.0501"), (-1234.5, "-$1,234.50")],
+)
+def test_amounts_have_their_sign_in_front(usd: float | None, text: str) -> None:
+    assert format_usd(usd) == text
 
 
 def test_an_empty_ledger_has_statistics(ledger: Ledger) -> None:

@@ -46,7 +46,7 @@ def savings(
     if json:
         print_json(found)
         return
-    if found.requests:
+    if found.routes:
         _print(found)
     elif namespace is not None or since is not None:
         say("no requests match the filters")
@@ -67,7 +67,8 @@ def _print(found: Savings) -> None:
     left_out = f"; {found.unpriced} of unknown price are excluded" if found.unpriced else ""
     say(f"spent:            {format_usd(found.spent_usd)} USD, n = {found.requests}{left_out}")
     if found.servers_usd:
-        say(f"servers:          {format_usd(found.servers_usd)} USD, {found.hours:.1f} hours")
+        hours = f"{found.hours:.{1 if found.hours >= 1 else 4}f} hours"
+        say(f"servers:          {format_usd(found.servers_usd)} USD, {hours}")
     _print_alone(found)
     _print_agreement(found)
 
@@ -84,6 +85,8 @@ def _print_alone(found: Savings) -> None:
         return
     say(f"the master alone: {_money(alone.usd)}")
     share = f", {alone.saved.value / alone.usd.value:.0%} of it" if alone.usd.value > 0 else ""
+    if alone.saved.value < 0:
+        share = ": the master alone would have cost less"
     say(f"saved:            {_money(alone.saved)}{share}")
     if not alone.estimated:
         note(f"{found.master!r} answered all requests itself")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,13 @@ from bottega.bundled.efficientnet import weights_installed
 from bottega.cli.console import Console
 from bottega.cli.options import CONFIG
 from bottega.cli.output import format_usd, note, say
-from bottega.errors import SettingError, needs_extra
+from bottega.errors import BottegaError, SettingError, needs_extra
 from bottega.image import Image
 
 if TYPE_CHECKING:
     from bottega.gateway.config.settings import Config
     from bottega.pipeline import Pipeline
+    from bottega.protocols import Pricer
 
 
 # No downloads and no network. The prices are examples: those of a small and of a large cloud model.
@@ -149,25 +150,39 @@ def _check_options(check: bool, probe: bool, offline: bool) -> None:
 def _check(config: Config, pipeline: Pipeline | None, probe: bool, offline: bool) -> None:
     """Print the configuration and what its connections found. Raises as a start would."""
     from bottega.cli import print_error
-    from bottega.cli.serve_check import print_config
+    from bottega.cli.serve_check import print_config, stored_accounts
+    from bottega.gateway.running.build import check_data_folder, check_keys
+
+    print_config(config, os.environ, pipeline, offline=offline)
+    note(f"from {config.file}")
+    check_data_folder(config)
+    faults = _tier_faults(config, probe, offline) if pipeline is None else ()
+    for fault in faults:
+        print_error(fault)
+    if (accounts := stored_accounts(config, os.environ, offline)) is not None:
+        check_keys(config, accounts)
+    if faults:
+        raise Exit(1)
+
+
+def _tier_faults(config: Config, probe: bool, offline: bool) -> Sequence[BottegaError]:
+    """Return the faults of tiers, after a check of what a start would build."""
     from bottega.cli.serve_connections import check_connections
     from bottega.gateway.running.cache_views import check_cache
     from bottega.gateway.running.tiers import build_tiers
 
-    print_config(config, os.environ, pipeline, offline=offline)
-    note(f"from {config.file}")
-    if pipeline is not None:
-        return
     tier_set = build_tiers(config, os.environ)
+    _warn_of_order(config, tier_set.prices)
     if not offline or config.cache.database_setting is None:
         check_cache(config)
-    if offline:
-        return
-    faults = check_connections(config, tier_set, os.environ, probe=probe)
-    for fault in faults:
-        print_error(fault)
-    if faults:
-        raise Exit(1)
+    return () if offline else check_connections(config, tier_set, os.environ, probe=probe)
+
+
+def _warn_of_order(config: Config, prices: Pricer) -> None:
+    from bottega.cli.serve_check import order_warning
+
+    if warning := order_warning(config, prices):
+        note(warning)
 
 
 def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, Pipeline | None]:
@@ -223,6 +238,8 @@ def _run(
             if pipeline is None
             else build_for_pipeline(pipeline, config, more_routes=console.routes)
         )
+        if pipeline is None:
+            _warn_of_order(config, gateway_server.tier_set.prices)
         url = base_url(config.gateway, listener.getsockname()[1])
         with log_to(sys.stderr, cast(Style, style), secrets=gateway_server.tier_set.secrets):
             protected = gateway_server.gateway.authenticate is not None
@@ -244,11 +261,12 @@ def _run_workers(config: Config, workers: int, style: str, read: Callable[[], Co
         from bottega.gateway.running.workers import Supervisor
         from bottega.gateway.telemetry.logs import Style, log_to
 
-    secrets = build_tiers(config, os.environ).secrets  # errors appear before any worker starts
+    tier_set = build_tiers(config, os.environ)  # errors appear before any worker starts
+    _warn_of_order(config, tier_set.prices)
     with (
         bind_socket(config.gateway) as listener,
         bind_metrics_socket(config.gateway) or nullcontext() as metrics,
-        log_to(sys.stderr, cast(Style, style), secrets=secrets),
+        log_to(sys.stderr, cast(Style, style), secrets=tier_set.secrets),
     ):
         url = base_url(config.gateway, listener.getsockname()[1])
         supervisor = Supervisor(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from bottega.gateway.running.tiers import OPENAI, key_variable
 from bottega.gateway.state.shared import check_redis
 from bottega.openai_api.endpoint import Endpoint
 from bottega.pipeline import Pipeline
+from bottega.protocols import Pricer
 from bottega.recording import PriceTable
 from bottega.telemetry import DEFAULT_ENDPOINT, ENDPOINT, check_exporter
 from bottega.types import Usage
@@ -105,7 +107,7 @@ def _tier(
     else:
         yield "  price", _published_price(tier.upstream_name, prices)
     if tier.usd_per_hour:
-        yield "  usd_per_hour", f"{tier.usd_per_hour:g}: USD for its servers"
+        yield "  usd_per_hour", f"{tier.usd_per_hour:g} USD per hour for its servers"
     if tier.drop_fields:
         yield "  drop_fields", ", ".join(tier.drop_fields)
     if tier.is_remote:
@@ -214,7 +216,7 @@ def _variant(variant: VariantSettings) -> str:
     for section, own in (("cache", variant.cache), ("route", variant.route)):
         defaults = {} if own is None else vars(type(own)())
         words += [
-            f"{section}.{name}={getattr(own, name)}"
+            f"{section}.{name}={_toml(getattr(own, name))}"
             for name, default in defaults.items()
             if getattr(own, name) != default
         ]
@@ -246,17 +248,48 @@ def _telemetry(config: Config, environment: Mapping[str, str]) -> Rows:
     yield from _changed(config.telemetry, skip=("enabled",))
 
 
-def _keys(config: Config, environment: Mapping[str, str], offline: bool) -> str:
-    created, data = list[Account](), config.gateway.data
-    location = config.state.database_url(environment) or data / FILE
+def stored_accounts(
+    config: Config, environment: Mapping[str, str], offline: bool
+) -> Sequence[Account] | None:
+    """Return the accounts, None for those of a database if `offline`."""
+    location = config.state.database_url(environment) or config.gateway.data / FILE
     if offline and isinstance(location, str):
+        return None
+    if isinstance(location, Path) and not location.exists():
+        return ()
+    with (
+        store_errors(config.state.database_setting),
+        closing(Accounts(location, create=False)) as accounts,
+    ):
+        return accounts.list()
+
+
+def order_warning(config: Config, prices: Pricer) -> str | None:
+    """Return a warning if the last tier, the master, is cheaper than an earlier one. A server paid
+    by the hour has no price per token to compare."""
+    costs = {
+        one.name: [prices(one.upstream_name, usage) for usage in (Usage(1000, 0), Usage(0, 1000))]
+        for one in config.tiers
+        if not one.usd_per_hour
+    }
+    master = config.tiers[-1].name
+    for name, cost in costs.items():
+        own = costs.get(master, cost)
+        if None in (*cost, *own) or cost == own:
+            continue
+        if all((a or 0.0) <= (b or 0.0) for a, b in zip(own, cost, strict=True)):
+            return (
+                f"warning: {config.file}: the master tiers.{master} is cheaper than tiers.{name};"
+                " the tiers are listed cheapest first, and the last one is the master"
+            )
+    return None
+
+
+def _keys(config: Config, environment: Mapping[str, str], offline: bool) -> str:
+    created, data = stored_accounts(config, environment, offline), config.gateway.data
+    if created is None:
         return "required; those in the database were not read"
-    if isinstance(location, str) or location.exists():
-        with (
-            store_errors(config.state.database_setting),
-            closing(Accounts(location, create=False)) as accounts,
-        ):
-            created = accounts.list()
+    location = config.state.database_url(environment) or data / FILE
     option = f" --data {data}" if isinstance(location, Path) else ""
     if not config.needs_keys(bool(created)):
         return "not required"
@@ -269,8 +302,13 @@ def _changed(section: object, skip: Collection[str] = ()) -> Rows:
     defaults = vars(type(section)())
     for name, value in vars(section).items():
         if name not in skip and value != defaults[name]:
-            yield f"  {name}", str(value)
+            yield f"  {name}", _toml(value)
 
 
 def _with_default(name: str, value: object, defaults: Mapping[str, object]) -> str:
-    return f"{value} (default)" if defaults.get(name) == value else str(value)
+    return _toml(value) + " (default)" * (defaults.get(name) == value)
+
+
+def _toml(value: object) -> str:
+    """Return a value as in the configuration, but texts without quotes."""
+    return json.dumps(value) if isinstance(value, bool | tuple) else str(value)

@@ -23,6 +23,7 @@ from bottega.gateway.running.tiers import TierSet, key_variable
 from bottega.gateway.upstreams import HttpUpstream
 from bottega.image import Image
 from bottega.openai_api.request import Body
+from bottega.openai_api.transport import PLAIN_HINT
 
 PROBES = {"text": "Reply with the word OK.", "image": "Which colour is this image? One word."}
 PROBE_TOKENS = 16
@@ -96,7 +97,8 @@ class TierCheck:
         self.found.append(f"{what} ({status})" if status else what)
         setting, hint = "", error.hint
         if isinstance(error, UnreachableError | EndpointTimeoutError):
-            setting, hint = "base_url", "start the server, or correct base_url"
+            setting = "base_url"
+            hint = hint if hint == PLAIN_HINT else "start the server, or correct base_url"
         elif status in (401, 403):
             variable = key_variable(self.tier) or "NAME"
             setting, hint = "api_key_env", f"export {variable}=... with a key of this server"

@@ -353,12 +353,20 @@ def endpoints_by_path(gateway: Gateway, chat_endpoint: ChatEndpoint) -> dict[str
     )
 
 
+SERVED_HINT = (
+    "use POST /v1/chat/completions, /v1/responses or /v1/messages, GET /v1/models, /healthz,"
+    " /readyz or /metrics"
+)
 PREFLIGHT_SECONDS = 600
 CONSOLE = "/ui"
 
 
 def is_console(path: str) -> bool:
     return path == CONSOLE or path.startswith(f"{CONSOLE}/")
+
+
+def is_api(path: str) -> bool:
+    return path.startswith("/v1/") or path in CHAT_PATHS
 
 
 def unframed(send: Send) -> Send:
@@ -382,10 +390,8 @@ def allowed_origin(scope: Scope, origins: Collection[str]) -> bytes:
     Pages of other sites never reach the console and the administration API."""
     if not origins or scope["type"] != "http":
         return b""
-    path = scope["path"]
     origin: bytes = dict(scope["headers"]).get(b"origin", b"")
-    is_api = path.startswith("/v1/") or path in CHAT_PATHS
-    return origin if is_api and origin.decode("latin-1") in origins else b""
+    return origin if is_api(scope["path"]) and origin.decode("latin-1") in origins else b""
 
 
 def preflight_response(scope: Scope) -> Response:
@@ -408,11 +414,9 @@ def readable_by(origin: bytes, send: Send) -> Send:
             headers = list(message.get("headers", ()))
             names = {name.lower() for name, _ in headers}
             exposed = sorted(name for name in names if name.startswith((b"x-", b"retry-after")))
-            headers += [
-                (b"access-control-allow-origin", origin),
-                (b"access-control-expose-headers", b", ".join(exposed)),
-                (b"vary", b"origin"),
-            ]
+            headers += [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+            if exposed:
+                headers.append((b"access-control-expose-headers", b", ".join(exposed)))
             message = {**message, "headers": headers}
         await send(message)
 
@@ -583,11 +587,15 @@ async def _end_disconnected(request: Request, error: Exception) -> Response:
 
 async def _send_not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    path, hint = request.url.path, SERVED_HINT
+    if path.startswith("/v1/v1/"):
+        hint = "leave /v1 out of the base URL, which this client adds itself"
+    elif is_api(path) and "access-control-request-method" in request.headers:
+        hint = "add the page's origin to gateway.allowed_origins"
     not_found = ApiError(
-        f"{request.method} {request.url.path[:200]} is not served",
+        f"{request.method} {path[:200]} is not served",
         status=error.status_code,
         code="not_found",
-        hint="use POST /v1/chat/completions, /v1/responses or /v1/messages, GET /v1/models,"
-        " /healthz, /readyz or /metrics",
+        hint=hint,
     )
     return await _send_error(request, not_found)

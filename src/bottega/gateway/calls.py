@@ -102,9 +102,18 @@ def expected_tokens(request: ChatRequest, shown: Sequence[Candidate]) -> int:
         return request.prompt_tokens
     examples = [candidate.example for candidate in shown]
     texts = sum(len(example.query.text) + len(answer_text(example)) for example in examples)
-    images = sum(len(example.query.images) for example in examples)
-    seen = images * IMAGE_TOKENS.get(_detail(request) or "", MAX_IMAGE_TOKENS)
+    seen = _image_tokens(request, shown)
     return request.prompt_tokens + math.ceil(texts / CHARACTERS_PER_TOKEN) + seen
+
+
+def expected_image_tokens(request: ChatRequest, shown: Sequence[Candidate]) -> int:
+    """Return the part of `expected_tokens` for images."""
+    return request.image_tokens + _image_tokens(request, shown)
+
+
+def _image_tokens(request: ChatRequest, shown: Sequence[Candidate]) -> int:
+    images = sum(len(one.example.query.images) for one in shown)
+    return images * IMAGE_TOKENS.get(_detail(request) or "", MAX_IMAGE_TOKENS)
 
 
 def expected_non_ascii_bytes(request: ChatRequest, shown: Sequence[Candidate]) -> int:
@@ -174,6 +183,7 @@ class Bill:
             seconds,
             choices=_choices(_fields(call)),
             non_ascii_bytes=self._non_ascii_bytes(call),
+            image_tokens=expected_image_tokens(self.request, call.shown),
         )
         self._add(call, usage, self.price(call.model, usage))
 
@@ -190,7 +200,8 @@ class Bill:
         usage = reported_usage(steps)
         if usage is None:
             output = count_tokens(steps) + self.estimates.generated(call.model, seconds)
-            prompt = self.estimates.prompt(call.model, self._expected(call))
+            images = expected_image_tokens(self.request, call.shown)
+            prompt = self.estimates.prompt(call.model, self._expected(call), images)
             prompt = min(prompt, self._max_prompt(call))
             usage = Usage(prompt, min(output, allowed_output(call, output)))
         self._add(call, usage, self.price(call.model, usage))
@@ -217,7 +228,8 @@ class Bill:
 
     def _max_prompt(self, call: UpstreamCall) -> int:
         expected, more = self._expected(call), self._non_ascii_bytes(call)
-        return self.estimates.max_prompt(call.model, expected, more)
+        images = expected_image_tokens(self.request, call.shown)
+        return self.estimates.max_prompt(call.model, expected, more, images)
 
     def _add(self, call: UpstreamCall, usage: Usage, cost: float | None) -> None:
         record, call.cost_usd = self.record, cost

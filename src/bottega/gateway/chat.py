@@ -237,9 +237,9 @@ class Gateway:
         request, overrides = await self._read(record, await body(), overrides_of(headers))
         tiers = {served.name: served for served in self.completer.served}
         served = tiers.get(overrides.tier or "", self.completer.served[-1])
-        record.state, record.reason = "passed_through", "token count"
+        record.state, record.reason = "counted", "token count"
         estimates, model = self.finalizer.estimates, served.upstream.model
-        tokens = max(1, estimates.prompt(model, request.prompt_tokens))
+        tokens = max(1, estimates.prompt(model, request.prompt_tokens, request.image_tokens))
         return Reply({}, orjson.dumps({"input_tokens": tokens}))
 
     def check_key(self, headers: Mapping[str, str], *, may_view: bool = False) -> Account:

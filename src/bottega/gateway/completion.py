@@ -415,14 +415,17 @@ class _JobSteps(Generic[Outcome]):
 
     async def recover(self, served: ServedTier, error: BottegaError) -> ServedTier:
         call = self._call
+        record = self._job.record
+        if isinstance(error, BudgetError) and not (record.tier_errors or self.dismissed):
+            record.route = record.model = ""  # no tier was asked
         if isinstance(error, BudgetError) and self._rejected:
             raise self._rejected[0][1] from error
         if call is None or not isinstance(error, GenerationError | SettingError):
             raise error
         if isinstance(error, MisconfiguredError):
             error.tier = served.name
-        self._job.record.tier_errors.append(f"{served.name}: {error}")
-        if self._job.record.has_left():
+        record.tier_errors.append(f"{served.name}: {error}")
+        if record.has_left():
             raise asyncio.CancelledError from error  # no client: ask no other tier
         if self._retries_without(served, call, error):
             return served

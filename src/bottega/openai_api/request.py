@@ -139,6 +139,10 @@ class ChatRequest:
         return self.messages[: self.instruction_count]
 
     @property
+    def image_tokens(self) -> int:
+        return sum(image.tokens for image in self.images)
+
+    @property
     def total_tokens(self) -> int:
         """The prompt's tokens and those that the reply may have by the client's limit, if any."""
         limits = (self.body.get(name) for name in LIMIT_FIELDS)

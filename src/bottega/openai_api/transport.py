@@ -48,6 +48,7 @@ STREAM_HEADERS = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
 # The end of the response comes with or right after `[DONE]`; the connection can serve again then.
 DRAIN_SECONDS = 0.1
 UNREACHABLE_HINT = "start the server there, or set another address: OPENAI_BASE_URL (or base_url=)"
+PLAIN_HINT = "this port may speak http: write http:// in the address"
 ADDRESS_HINT = "check the network and the address: OPENAI_BASE_URL (or base_url=)"
 # Beginnings of bodies that are no stream of events, whatever their content type says.
 WHOLE = (b"{", b"[", b"<")
@@ -170,7 +171,7 @@ def _connection_problems() -> dict[type[Exception], str]:
     return {
         aiohttp.ClientConnectorDNSError: "has no address: the host name is unknown",
         aiohttp.ClientConnectorCertificateError: "has no valid TLS certificate",
-        aiohttp.ClientSSLError: "has no valid TLS certificate",
+        aiohttp.ClientSSLError: "does not speak TLS",
         aiohttp.InvalidURL: "is not a valid address",
         aiohttp.ClientHttpProxyError: "cannot be reached through the proxy",
         aiohttp.ConnectionTimeoutError: "does not accept connections",
@@ -182,7 +183,8 @@ def _translated(
 ) -> EndpointError:
     for kind, problem in _connection_problems().items():
         if isinstance(error, kind):
-            return UnreachableError(f"{where} {problem}", hint=ADDRESS_HINT)
+            hint = PLAIN_HINT if problem.endswith("TLS") else ADDRESS_HINT
+            return UnreachableError(f"{where} {problem}", hint=hint)
     if isinstance(error, aiohttp.ClientConnectorError):
         problem = error.os_error.strerror or "no connection"
         return UnreachableError(f"{where} cannot be reached: {problem}", hint=UNREACHABLE_HINT)

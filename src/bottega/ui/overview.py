@@ -16,7 +16,7 @@ from bottega.gateway.accounting.reports import (
     frequent_errors,
     newest_answers,
 )
-from bottega.gateway.accounting.savings import Savings, savings
+from bottega.gateway.accounting.savings import NO_REQUESTS, Savings, savings
 from bottega.ui.charts import StackedBars, stacked_bars
 from bottega.ui.pages import Page, Visit
 
@@ -137,8 +137,8 @@ def _by_bucket(found: Sequence[Bucket]) -> tuple[Sums, Sums]:
         name = one.tier or NO_TIER
         if one.cost_usd:
             cost[one.number, name] += one.cost_usd
-        # Shadow samples have a cost but are not requests of clients.
-        if one.state == "shadow" or one.is_rejected:
+        # Shadow samples have a cost but are not requests of clients; token counts have no answer.
+        if one.state in NO_REQUESTS or one.is_rejected:
             continue
         if one.state == "failed":
             name = FAILED

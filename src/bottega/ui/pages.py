@@ -322,7 +322,7 @@ def format_usd(value: float | None) -> str:
     if value is None:
         return "unknown"
     digits = 2 if abs(value) >= 100 else 4 if abs(value) >= 0.01 or not value else 6
-    return f"${value:,.{digits}f}"
+    return f"{'-' if value < 0 else ''}${abs(value):,.{digits}f}"
 
 
 def format_count(value: float) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import get_args
 
 from starlette.responses import Response
 
@@ -20,7 +21,7 @@ from bottega.gateway.accounting.reports import (
     request_time,
     requests_at,
 )
-from bottega.gateway.accounting.row_types import Entry
+from bottega.gateway.accounting.row_types import Entry, State
 from bottega.gateway.feedback import FeedbackEndpoint
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
@@ -38,7 +39,7 @@ from bottega.ui.pages import (
 )
 
 PAGE_SIZE = 50
-STATES = ("answered", "replayed", "passed_through", "failed", "shadow")
+STATES = get_args(State)
 WRITE_SECONDS = 1.5  # until the ledger and the traces of a request are written
 POLL_SECONDS = 0.1
 # Texts are those of answered requests, so a search for another state may find few of many.

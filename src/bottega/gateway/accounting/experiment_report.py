@@ -10,7 +10,7 @@ import numpy as np
 from bottega._util.sql_tables import SqlRow
 from bottega.errors import NotFoundError
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.schema import CURRENT_RULES
+from bottega.gateway.accounting.schema import CURRENT_RULES, REJECTED
 from bottega.gateway.accounting.sequential import (
     ALPHA,
     Floats,
@@ -24,10 +24,11 @@ VARIANTS = ("a", "b")
 LATEST = "SELECT variant FROM gateway_entries WHERE variant != '' ORDER BY time DESC LIMIT 1"
 # Requests that failed with 4xx are not the variant's failures: the client's error, or 499, a
 # client that left.
-SELECT_ENTRIES = """
+SELECT_ENTRIES = f"""
 SELECT variant, state, tier, cost_usd, seconds FROM gateway_entries
 WHERE variant IN (?1, ?2) AND time >= ?3
-    AND (state IN ('answered', 'replayed') OR (state = 'failed' AND status NOT BETWEEN 400 AND 499))
+    AND (state IN ('answered', 'replayed')
+        OR (state = 'failed' AND status != 499 AND NOT ({REJECTED.format("")})))
 ORDER BY time, request_id
 """
 # The master agrees with itself. Without `sampled`, the answer was dismissed, or measured because it

@@ -24,12 +24,34 @@ DECAY = 0.95  # factor on the sums of earlier calls at each new call
 
 
 @dataclass
-class _UsageSums:
-    """Decaying sums over the calls to one model."""
+class _PromptSums:
+    """Decaying sums over the texts, or the images, of the prompts of one model."""
 
     expected: float = 0.0
     bound: float = 0.0
     prompt: float = 0.0
+
+    def add(self, expected: float, bound: float, prompt: float) -> None:
+        self.expected = self.expected * DECAY + expected
+        self.bound = self.bound * DECAY + bound
+        self.prompt = self.prompt * DECAY + max(0.0, prompt)
+
+    @property
+    def ratio(self) -> float:
+        return self.prompt / self.expected if self.expected else 1.0
+
+    @property
+    def max_ratio(self) -> float:
+        return max(1.0, self.prompt / self.bound) if self.bound else 1.0
+
+
+@dataclass
+class _UsageSums:
+    """Decaying sums over the calls to one model. The tokens of `images` are those that the texts of
+    their prompts leave."""
+
+    text: _PromptSums = field(default_factory=_PromptSums)
+    images: _PromptSums = field(default_factory=_PromptSums)
     shortfall: float = 0.0
     completion: float = 0.0
     seconds: float = 0.0
@@ -40,8 +62,9 @@ class TokenEstimates:
     """Token estimates per model, corrected by the usage that its upstream has reported.
 
     `expected` is the estimate of the prompt's tokens from its characters and images, which fits
-    English. `non_ascii_bytes` are the UTF-8 bytes of its text outside ASCII. Byte-level tokenizers
-    need at most one token per byte.
+    English; `image_tokens` are those of its images, whose true number differs by model. Prompts
+    without images correct the text, the others the images. `non_ascii_bytes` are the UTF-8 bytes of
+    the prompt's text outside ASCII. Byte-level tokenizers need at most one token per byte.
     """
 
     def __init__(self) -> None:
@@ -56,14 +79,17 @@ class TokenEstimates:
         *,
         choices: int = 1,
         non_ascii_bytes: int = 0,
+        image_tokens: int = 0,
     ) -> None:
         """Update the estimates. `seconds` is the time of a complete reply, None for a stream;
         `choices` share the completion tokens."""
         one = self._models[model]
         bound = expected + non_ascii_bytes
-        one.expected = one.expected * DECAY + expected
-        one.bound = one.bound * DECAY + bound
-        one.prompt = one.prompt * DECAY + usage.prompt_tokens
+        if image_tokens:
+            left = usage.prompt_tokens - (expected - image_tokens) * one.text.ratio
+            one.images.add(image_tokens, image_tokens + non_ascii_bytes, left)
+        else:
+            one.text.add(expected, bound, usage.prompt_tokens)
         shortfall = min(usage.prompt_tokens - bound, UNSEEN_PROMPT)
         one.shortfall = max(one.shortfall * DECAY, shortfall)
         # Maxima decay too: one odd reply must not raise all later reservations.
@@ -72,18 +98,22 @@ class TokenEstimates:
             one.completion = one.completion * DECAY + usage.completion_tokens
             one.seconds = one.seconds * DECAY + seconds
 
-    def prompt(self, model: str, expected: int) -> int:
+    def prompt(self, model: str, expected: int, image_tokens: int = 0) -> int:
         """Return the most likely prompt token count."""
         one = self._models[model]
-        return round(expected * one.prompt / one.expected) if one.expected else expected
+        text = expected - image_tokens
+        return round(text * one.text.ratio + image_tokens * one.images.ratio)
 
-    def max_prompt(self, model: str, expected: int, non_ascii_bytes: int) -> int:
+    def max_prompt(
+        self, model: str, expected: int, non_ascii_bytes: int, image_tokens: int = 0
+    ) -> int:
         """Return a cautious upper estimate of the prompt tokens, for a reservation."""
         one = self._models[model]
-        if not one.expected:
+        if not (one.images if image_tokens else one.text).expected:
             return max(UNSEEN_PROMPT, UNSEEN_FACTOR * expected) + non_ascii_bytes
-        ratio = max(1.0, one.prompt / one.bound)
-        return round(max(expected * ratio, expected + one.shortfall)) + non_ascii_bytes
+        text = (expected - image_tokens) * one.text.max_ratio
+        likely = text + image_tokens * one.images.max_ratio
+        return round(max(likely, expected + one.shortfall)) + non_ascii_bytes
 
     def longest(self, model: str) -> int:
         """Return the completion tokens of the longest choice, which decays with each later call."""

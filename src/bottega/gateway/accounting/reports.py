@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from bottega._util.sql_tables import optional, placeholders
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import Entry
-from bottega.gateway.accounting.schema import ENTRIES
+from bottega.gateway.accounting.schema import ENTRIES, REJECTED
 
 SELECT = f"SELECT {ENTRIES.column_list} FROM gateway_entries"
 FIND = f"{SELECT} WHERE time >= ?1 AND time <= ?2 AND request_id = ?3 AND state != 'shadow' LIMIT 1"
 IN_NAMESPACE = optional("namespace", 2)
 BUCKETS = f"""
 SELECT {{bucket}} AS bucket, tier, state,
-    CASE WHEN state = 'failed' AND status BETWEEN 400 AND 498 THEN 1 ELSE 0 END AS rejected,
+    CASE WHEN {REJECTED.format("")} THEN 1 ELSE 0 END AS rejected,
     count(*), coalesce(sum(cost_usd), 0.0)
 FROM gateway_entries WHERE time >= ?1 AND {IN_NAMESPACE} GROUP BY bucket, tier, state, rejected
 ORDER BY bucket, tier, state, rejected

@@ -58,8 +58,8 @@ Count = Annotated[int, _count]
 Number = Annotated[float, _finite_or_zero]
 OptionalNumber = Annotated[float | None, _finite]
 # A shadow is an extra call after an answer, made to measure the demonstrations. It has a cost but
-# is not a client's request.
-State = Literal["answered", "replayed", "passed_through", "failed", "shadow"]
+# is not a client's request. A counted request asked for its number of tokens, not for an answer.
+State = Literal["answered", "replayed", "passed_through", "failed", "shadow", "counted"]
 
 
 @dataclass(slots=True)  # not frozen: a frozen instance takes three times as long to create
@@ -161,9 +161,10 @@ class Account:
 @dataclass(frozen=True)
 class DailySums:
     """Sums over the entries of one day with the same namespace, tier, state and shots. A request
-    that failed by the client's error is `rejected`. `day` counts days since 1970; `priced` counts
-    requests with a known cost, `compared` those with a `similarity`. `net_usd` excludes the cost of
-    dismissed tiers; `net_usd_squared` is the sum of its squares."""
+    that failed by the client's error is `rejected`; the rate limit of a tier is no such error.
+    `day` counts days since 1970; `priced` counts requests with a known cost, `compared` those with
+    a `similarity`. `net_usd` excludes the cost of dismissed tiers; `net_usd_squared` is the sum of
+    its squares."""
 
     day: int
     namespace: str

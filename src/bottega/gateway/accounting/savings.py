@@ -22,6 +22,7 @@ RESAMPLES = 2000
 BOOTSTRAP_SIZE = 100_000  # costs that are drawn at once
 MIN_ANSWERS = 10  # answers of the master
 SEED = 0
+NO_REQUESTS = ("shadow", "counted")  # states of what asks for no answer
 ZEROS = np.zeros(RESAMPLES + 1)
 
 
@@ -98,7 +99,7 @@ def savings(
         namespace,
         first,
         last,
-        sum(route.requests for route in routes if route.state != "shadow"),
+        sum(route.requests for route in routes if route.state not in NO_REQUESTS),
         sum(route.requests for route in routes if route.is_answer),
         routes,
         spent,
@@ -184,8 +185,8 @@ SELECT state, answered_by, shots, CAST(sum(requests) AS BIGINT),
 FROM (SELECT *, CASE WHEN state = 'replayed' THEN '' ELSE tier END AS answered_by
     FROM {{sums}} AS days WHERE {NAMED}) AS each
 GROUP BY state, answered_by, shots
-ORDER BY state = 'shadow', state = 'rejected', state = 'failed', state = 'passed_through',
-    state = 'answered', answered_by = ?5, answered_by, shots
+ORDER BY state = 'shadow', state = 'counted', state = 'rejected', state = 'failed',
+    state = 'passed_through', state = 'answered', answered_by = ?5, answered_by, shots
 """
 # Requests answered without a master call. Replays count: their answer was paid for before. Requests
 # without a tier, such as embeddings, call no model, so they save nothing.

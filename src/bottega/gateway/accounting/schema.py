@@ -27,13 +27,18 @@ GROUP_COLUMNS, SUM_COLUMNS = DAILY_SUMS.names[:5], DAILY_SUMS.names[5:]
 GROUP_LIST = ", ".join(GROUP_COLUMNS)
 
 
+# Failures by the client's error. The 429 of a request that a tier was asked is the tier's.
+REJECTED = (
+    "{0}state = 'failed' AND {0}status BETWEEN 400 AND 498 AND ({0}status != 429 OR {0}tier = '')"
+)
+
+
 def group_values(dialect: SqlDialect, row: str = "") -> str:
     """Return the SQL expressions of `GROUP_COLUMNS` for one entry. `row` is the name of its row in
     a trigger, followed by a dot."""
     return (
         "{day}, {0}namespace, {0}tier,"
-        " CASE WHEN {0}state = 'failed' AND {0}status BETWEEN 400 AND 498"
-        " THEN 'rejected' ELSE {0}state END,"
+        f" CASE WHEN {REJECTED} THEN 'rejected' ELSE {{0}}state END,"
         " CASE WHEN {0}state = 'answered' THEN {0}shots ELSE 0 END"
     ).format(row, day=dialect.floor.format(f"{row}time / {DAY}"))
 

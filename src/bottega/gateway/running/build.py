@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from functools import partial
+from tempfile import TemporaryDirectory
 
 from starlette.routing import BaseRoute
 
@@ -17,6 +18,7 @@ from bottega.errors import SettingError, StoreError, store_errors
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.limiter import Access, KeyDefaults, LocalLimiter
+from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.admin import admin_routes
 from bottega.gateway.cached_examples import Forget
@@ -176,6 +178,7 @@ def _open_stores(
     """Open the accounts and the ledger, and check the servers of any shared state. On exit, close
     them unless the caller has called `pop_all`."""
     with ExitStack() as opened:
+        check_data_folder(config)
         config.gateway.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         database = config.state.database_url(environment)
         redis = config.state.redis_url(environment)
@@ -229,7 +232,7 @@ def _gateway_server(
     decoding: DecodeBudget,
     connect: Connect | None,
 ) -> GatewayServer:
-    protected = check_keys(config, accounts)
+    protected = check_keys(config, accounts.list())
     response_cache = _response_cache(config)
     state = None if connect is None else connect(response_cache.replies)
     warn = WarningLogger(lambda problem: metrics.warned.labels(problem).inc())
@@ -268,13 +271,28 @@ def _gateway_server(
     return server
 
 
-def check_keys(config: Config, accounts: Accounts) -> bool:
+def check_data_folder(config: Config) -> None:
+    """Raise `SettingError` if the data folder cannot be created or written. Creates nothing."""
+    folder = config.gateway.data.absolute()
+    try:
+        existing = next(one for one in (folder, *folder.parents) if one.exists())
+        if existing != folder or not config.state.is_shared:  # else nothing is written there
+            with TemporaryDirectory(dir=existing):
+                pass
+    except OSError as error:
+        raise SettingError(
+            f"{config.file}: gateway.data {config.gateway.data} cannot be written:"
+            f" {error.strerror}",
+            hint="set gateway.data, BOTTEGA_DATA or --data to a folder that this user may write",
+        ) from error
+
+
+def check_keys(config: Config, made: Sequence[Account]) -> bool:
     """Return whether requests need a key. Raises `SettingError` if they do and there is none.
 
     Revoked and expired keys count: without valid keys the gateway must not be open to clients
     without one. A viewer's key sends no requests.
     """
-    made = accounts.list()
     required = config.needs_keys(bool(made))
     now = time.time()
     if required and not any(account.is_valid(now) and not account.viewer for account in made):
