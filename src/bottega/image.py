@@ -303,6 +303,17 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Pillow.OPEN)
 
 
+def is_image_file(path: Path) -> bool:
+    """Return whether a file has the header of a supported format, whatever its suffix."""
+    try:
+        with Pillow.open(path, formats=_formats()):
+            return True
+    except Pillow.DecompressionBombError:
+        return True
+    except Exception:  # same boundary as in `_damage_errors`
+        return False
+
+
 def _header(data: bytes, name: str) -> Pillow.Image:
     try:
         if data.startswith(JPEG_MARKER):  # `Pillow.open` warns of more than 89 megapixels

@@ -36,7 +36,7 @@ from bottega.cli.output import (
     say,
 )
 from bottega.cli.progress import Status, progress
-from bottega.errors import DISTRIBUTION, BottegaError, LoadError, SettingError
+from bottega.errors import DISTRIBUTION, BottegaError, LoadError, SettingError, UnreadFilesError
 from bottega.image import Image
 from bottega.knowledge import AddResult, KnowledgeBase
 from bottega.knowledge.embedders.names import packaged_name, reads_text_only
@@ -84,7 +84,7 @@ def add(
     skipped = SkippedExamples()
 
     def on_error(error: BottegaError) -> None:
-        if strict:
+        if strict and not isinstance(error, UnreadFilesError):
             raise error
         skipped(error)
 

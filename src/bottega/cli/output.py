@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bottega.errors import BottegaError
+from bottega.errors import BottegaError, UnreadFilesError
 
 # Files and pipes have no width: rows are never folded.
 console = Console(width=None if sys.stdout.isatty() else 10_000, emoji=False)
@@ -114,6 +114,9 @@ class SkippedExamples(list[BottegaError]):
     """Errors of skipped examples; each is also printed as a warning."""
 
     def __call__(self, error: BottegaError, /) -> None:
+        if isinstance(error, UnreadFilesError):
+            note(str(error))
+            return
         self.append(error)
         warn(error)
 

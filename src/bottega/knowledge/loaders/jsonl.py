@@ -11,7 +11,7 @@ import orjson
 
 from bottega.errors import ImageError, LoadError, OnRowError, error_handler
 from bottega.image import Image, path_text
-from bottega.knowledge.loaders.folders import join_labels, label_text, open_within
+from bottega.knowledge.loaders.folders import join_labels, label_text, one_line, open_within
 from bottega.types import IMAGE_QUESTION, Example, Query
 
 FIELDS = (
@@ -155,7 +155,7 @@ def _labels(row: Row) -> tuple[tuple[str, ...] | None, str]:
         label = label_text(label)
         if answer is None:
             answer = label
-        elif answer.strip() and label_text(answer).casefold() != label.casefold():
+        elif answer.strip() and one_line(answer).casefold() != label.casefold():
             raise LoadError(
                 f"the label {label!r} and the answer {answer!r} contradict each other",
                 hint="give one of them, or the class in labels and a longer text in answer",
@@ -174,9 +174,9 @@ def _check_choices(row: Row) -> None:
     if not choices:
         return
     labels, answer = _labels(row)
-    allowed = {label_text(choice) for choice in choices}
+    allowed = set(map(one_line, choices))
     for each in (answer,) if labels is None else labels:
-        if label_text(each) not in allowed:
+        if one_line(each) not in allowed:
             raise LoadError(
                 f"{each!r} is not among the choices {', '.join(choices)}",
                 hint="use one of the choices as the answer",
