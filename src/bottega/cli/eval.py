@@ -362,6 +362,7 @@ def _load(config: RunConfig, rationales: StoreLocation | None) -> tuple[Benchmar
         )
     if config.passages is not None:
         data = with_passages(data, config.passages, on_error=skipped)
+    skipped.warn_of_rest()
     data = replace(data, relevance=config.relevance or data.relevance)
     source = rationale_source(data)
     if rationales is not None:

@@ -39,6 +39,7 @@ from bottega.cli.progress import Status, progress
 from bottega.errors import DISTRIBUTION, BottegaError, LoadError, SettingError, UnreadFilesError
 from bottega.image import Image
 from bottega.knowledge import AddResult, KnowledgeBase
+from bottega.knowledge.batch import is_sound
 from bottega.knowledge.embedders.names import packaged_name, reads_text_only
 from bottega.knowledge.records import DEFAULT
 from bottega.knowledge.transfer import count_exported
@@ -90,7 +91,11 @@ def add(
 
     found = (open_passages if passages else open_source)(source, split, on_error)
     # Read some examples first: a mistyped folder must not leave an empty file.
-    first = list(islice(found.examples, SAMPLED))
+    sound = (one for one in found.examples if is_sound(one, on_error))
+    first = list(islice(sound, SAMPLED))
+    if not first:
+        skipped.warn_of_rest()
+        raise _nothing_readable(source, skipped)
     images = list(chain.from_iterable(one.query.images for one in first))
     default = default_embedder(images)
     has_default = embed is None and bool(images) and not file.exists()
@@ -106,16 +111,23 @@ def add(
         added = knowledge.add(chain(first, found.examples), on_error=on_error, progress=status)
         total, embedders = len(knowledge), _embedders(knowledge)
         _note_doubtful_labels(knowledge, file)
-    if skipped and added.new == added.duplicates == 0:
-        raise LoadError(
-            f"{source} has no readable examples, got {len(skipped)} errors",
-            hint=skipped[0].hint or str(skipped[0]),
-        )
+    skipped.warn_of_rest()
+    if added.new == added.duplicates == 0:
+        raise _nothing_readable(source, skipped)
     counts = {"new": added.new, "duplicates": added.duplicates, "examples": total}
     text = _added_text(added, skipped, whole_name(file, namespace), total, embedders)
     print_result(json, {**counts, "skipped": skipped.reasons}, text)
     if has_default:
         _note_default_embedder(default, images, file)
+
+
+def _nothing_readable(source: str, skipped: SkippedExamples) -> LoadError:
+    if not skipped:
+        return LoadError(f"{source} has no examples", hint="check the file, or choose a split")
+    return LoadError(
+        f"{source} has no readable examples, got {plural(len(skipped), 'error')}",
+        hint=skipped[0].hint or str(skipped[0]),
+    )
 
 
 def _note_default_embedder(default: str, images: Sequence[Image], file: StoreLocation) -> None:
@@ -225,6 +237,7 @@ def export(
     ):
         count = knowledge.export_to(folder, on_error=skipped, progress=status)
         left = others(knowledge, namespace)
+    skipped.warn_of_rest()
     text = f"{count} examples written to {folder}, {len(skipped)} skipped"
     print_result(json, {"examples": count, "skipped": skipped.reasons}, text)
     if left:
@@ -249,6 +262,7 @@ def import_(
     ):
         added = knowledge.import_from(folder, on_error=skipped, progress=status)
         total, embedders = len(knowledge), _embedders(knowledge)
+    skipped.warn_of_rest()
     counts = {"new": added.new, "duplicates": added.duplicates, "examples": total}
     text = _added_text(added, skipped, whole_name(file, namespace), total, embedders)
     print_result(json, {**counts, "skipped": len(skipped)}, text)

@@ -23,6 +23,8 @@ notes = Console(stderr=True, emoji=False)  # keeps progress and warnings out of 
 # Control characters in labels and replies, except line ends and tabs; and Unicode characters that
 # change the text direction of the rest of the line.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# Warnings printed for each kind of error; the others are counted.
+SHOWN_ALIKE = 3
 
 
 def print_result(json: bool, document: object, text: str) -> None:
@@ -111,14 +113,29 @@ def warn(error: BottegaError, *, about: str = "") -> None:
 
 
 class SkippedExamples(list[BottegaError]):
-    """Errors of skipped examples; each is also printed as a warning."""
+    """Errors of skipped examples. The first of each kind are also printed as warnings; errors of
+    one kind have the same type and hint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kinds: dict[tuple[type, str], list[BottegaError]] = {}
 
     def __call__(self, error: BottegaError, /) -> None:
         if isinstance(error, UnreadFilesError):
             note(str(error))
             return
         self.append(error)
-        warn(error)
+        alike = self._kinds.setdefault((type(error), error.hint or str(error)), [])
+        alike.append(error)
+        if len(alike) <= SHOWN_ALIKE:
+            warn(error)
+
+    def warn_of_rest(self) -> None:
+        """Print the numbers of errors that were not printed, once."""
+        for alike in self._kinds.values():
+            if (more := len(alike) - SHOWN_ALIKE) > 0:
+                notes.print(shown(f"skipped: and {more:,} more like {alike[0]}", "yellow"))
+        self._kinds.clear()
 
     @property
     def reasons(self) -> list[dict[str, str]]:
