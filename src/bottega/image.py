@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 import pybase64
 from PIL import Image as Pillow
@@ -303,7 +304,7 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Pillow.OPEN)
 
 
-def is_image_file(path: Path) -> bool:
+def is_image_file(path: Path | IO[bytes]) -> bool:
     """Return whether a file has the header of a supported format, whatever its suffix."""
     try:
         with Pillow.open(path, formats=_formats()):

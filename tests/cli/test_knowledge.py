@@ -183,7 +183,7 @@ def test_passages_are_added_without_answers(run: Run, pets: Path) -> None:
     assert run(*add, "--strict").code == 1
     for wrong, code, expected in (
         ((*add, "--split", "test"), 2, "split of passages must be train, got test"),
-        (("add", "k.db", "gs.csv"), 2, "add --passages for data without answers"),
+        (("add", "k.db", "gs.csv"), 1, "add --passages for texts alone"),
         (("add", "k.db", "seen.jsonl"), 1, "answer, label and labels are missing"),
     ):
         failed = run(*wrong)

@@ -12,7 +12,7 @@ from typer import Argument, Exit, Option
 from bottega._util.locations import StoreLocation
 from bottega.bundled.photo_model import PHOTOS
 from bottega.cli.components import LOCAL, check_executor, embedder_opener
-from bottega.cli.example_source import open_passages, open_source
+from bottega.cli.example_source import TableColumns, open_passages, open_source
 from bottega.cli.knowledge_files import (
     counted,
     embedder_spec,
@@ -54,13 +54,19 @@ def add(
         str,
         Argument(
             metavar="SOURCE",
-            help="Folder with one subfolder per class, folder with demo.csv (ManyICL), a .jsonl "
-            "or .parquet file, hf:DATASET, digits, or the examples of a published benchmark, e.g. "
-            "mathvision:DIR.",
+            help="Folder or .zip with one subfolder per class, folder with demo.csv (ManyICL), a "
+            ".csv, .tsv, .jsonl or .parquet file, hf:DATASET, digits, or the examples of a "
+            "published benchmark, e.g. mathvision:DIR.",
         ),
     ],
     split: Annotated[
         str | None, Option(metavar="NAME", help="Split of the source: train, test, demo, ...")
+    ] = None,
+    image_column: Annotated[
+        str | None, Option(metavar="NAME", help="Column of images or paths in a table.")
+    ] = None,
+    label_column: Annotated[
+        str | None, Option(metavar="NAME", help="Column of labels or answers in a table.")
     ] = None,
     passages: Annotated[
         bool,
@@ -89,7 +95,10 @@ def add(
             raise error
         skipped(error)
 
-    found = (open_passages if passages else open_source)(source, split, on_error)
+    if passages:
+        found = open_passages(source, split, on_error)
+    else:
+        found = open_source(source, split, on_error, TableColumns(image_column, label_column))
     # Read some examples first: a mistyped folder must not leave an empty file.
     sound = (one for one in found.examples if is_sound(one, on_error))
     first = list(islice(sound, SAMPLED))

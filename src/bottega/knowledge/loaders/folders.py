@@ -6,8 +6,9 @@ import csv
 import math
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,7 @@ def open_within(folder: Path, name: str) -> Image:
     A row is untrusted data: it must not send any other file of this computer to an endpoint. Raises
     `ImageError`.
     """
-    path = folder / name
+    path = folder / (existing_name(folder, name) or name)
     try:
         inside = path.resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError):  # a NUL, circular links
@@ -64,6 +65,17 @@ def open_within(folder: Path, name: str) -> Image:
             hint="keep the images beside or below the file that names them",
         )
     return Image.open(path)
+
+
+def existing_name(folder: Path, name: str) -> str | None:
+    """Return the name, or its form with slashes for a Windows path, if the file exists."""
+    for each in (name, name.replace("\\", "/")):
+        try:
+            if (folder / each).exists():
+                return each
+        except (OSError, ValueError):  # too long for a path, or a NUL
+            continue
+    return None
 
 
 def join_labels(labels: Sequence[str]) -> str:
@@ -138,15 +150,25 @@ def load_image_folder(
     A given `on_error` also receives one `UnreadFilesError` with the number of other files and the
     classes without images. Exports (`export_to`) are rejected.
     """
-    report = error_handler(on_error)
     root = _root(Path(folder), split)
-    scan = scan_images(root)
+    yield from labelled_images(root, scan_images(root), Image.open, question, on_error)
+
+
+def labelled_images(
+    root: Path,
+    scan: FolderScan,
+    open_image: Callable[[Path], Image],
+    question: str,
+    on_error: OnRowError | None,
+) -> Iterator[Example]:
+    """Yield the images of a scanned folder, see `load_image_folder`."""
+    report = error_handler(on_error)
     for error in scan.errors:
         report(error)
     first: dict[str, tuple[str, Path]] = {}
-    for label, path in _labelled_paths(root, scan, report):
+    for label, path in labelled_paths(root, scan, report):
         try:
-            image = Image.open(path)
+            image = open_image(path)
             first_label, first_path = first.setdefault(image.sha256, (label, path))
             if label != first_label:
                 raise LoadError(
@@ -164,10 +186,10 @@ def load_image_folder(
 def count_images(folder: str | Path, split: str | None = None) -> int:
     """Return the number of images that `load_image_folder` reads. Raises `LoadError`."""
     root = _root(Path(folder), split)
-    return len(_labelled_paths(root, scan_images(root), _ignore))
+    return len(labelled_paths(root, scan_images(root), ignore_error))
 
 
-def _ignore(error: BottegaError) -> None:
+def ignore_error(error: BottegaError) -> None:
     """Ignore the error, which the loader reports."""
 
 
@@ -184,10 +206,15 @@ def has_splits(folder: str | Path) -> bool:
 
 def split_folders(folder: Path) -> dict[str, list[str]]:
     """Return the names of subfolders that are named like the splits train, val and test."""
+    return split_names(path.name for path in subfolders(folder)) if folder.is_dir() else {}
+
+
+def split_names(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names that are like those of the splits train, val and test."""
     found: dict[str, list[str]] = {}
-    for path in subfolders(folder) if folder.is_dir() else ():
-        if (split := _split_of(path.name)) is not None:
-            found.setdefault(split, []).append(path_text(path.name))
+    for name in names:
+        if (split := _split_of(name)) is not None:
+            found.setdefault(split, []).append(path_text(name))
     return {split: found[split] for split in SPLITS if split in found}
 
 
@@ -207,24 +234,32 @@ def _root(folder: Path, split: str | None) -> Path:
     if split is not None:
         return _split_root(folder, split)
     if has_splits(folder):
-        names = [name for names in split_folders(folder).values() for name in names]
-        raise LoadError(
-            f"{path_text(folder)} contains the splits {' and '.join(names)}, not classes",
-            hint=f"choose the split {' or '.join(names)} (--split), or name"
-            f" {path_text(folder / names[0])}",
-        )
+        raise splits_error(folder, split_folders(folder))
     return folder
 
 
+def splits_error(folder: Path, splits: Mapping[str, Sequence[str]]) -> LoadError:
+    """Return the error of a folder of splits of which none is chosen."""
+    names = list(chain.from_iterable(splits.values()))
+    return LoadError(
+        f"{path_text(folder)} contains the splits {' and '.join(names)}, not classes",
+        hint=f"choose the split {' or '.join(names)} (--split), or name"
+        f" {path_text(folder / names[0])}",
+    )
+
+
 def _split_root(folder: Path, split: str) -> Path:
-    """Return the subfolder of this name, or the only one that is named like this split."""
     if (folder / split).is_dir():
         return folder / split
-    splits = split_folders(folder)
-    names = splits.get(_split_of(split) or "", [])
+    return folder / named_split(folder, split_folders(folder), split)
+
+
+def named_split(folder: Path, splits: Mapping[str, Sequence[str]], split: str) -> str:
+    """Return the only name that is like this split's. Raises `LoadError`."""
+    names = splits.get(_split_of(split) or "", ())
     if len(names) == 1:
-        return folder / names[0]
-    existing = " or ".join(name for names in splits.values() for name in names)
+        return names[0]
+    existing = " or ".join(chain.from_iterable(splits.values()))
     omit = "omit the split if the folder contains the class folders"
     raise LoadError(
         f"{path_text(folder)} has no folder {split!r}",
@@ -232,7 +267,7 @@ def _split_root(folder: Path, split: str) -> Path:
     )
 
 
-def _labelled_paths(root: Path, scan: FolderScan, on_error: OnRowError) -> list[tuple[str, Path]]:
+def labelled_paths(root: Path, scan: FolderScan, on_error: OnRowError) -> list[tuple[str, Path]]:
     labels: dict[str, str | None] = {}
     found: list[tuple[str, Path]] = []
     strays: list[Path] = []
@@ -246,7 +281,7 @@ def _labelled_paths(root: Path, scan: FolderScan, on_error: OnRowError) -> list[
         if (label := labels[name]) is not None:
             found.append((label, path))
     if not found:
-        raise _no_classes(root, is_class=bool(strays))
+        raise _no_classes(root, scan, is_class=bool(strays))
     for stray in strays:
         on_error(LoadError(f"{path_text(stray)} is not in a class folder", hint=LAYOUT))
     return sorted(found, key=lambda pair: pair[0])
@@ -260,8 +295,8 @@ def _class_label(folder: Path, on_error: OnRowError) -> str | None:
         return None
 
 
-def _no_classes(root: Path, *, is_class: bool) -> LoadError:
-    if subfolders(root):
+def _no_classes(root: Path, scan: FolderScan, *, is_class: bool) -> LoadError:
+    if scan.folders:
         return LoadError(f"the class folders of {path_text(root)} hold no images", hint=LAYOUT)
     parent = f"use its parent {path_text(root.parent)}, whose folders are the classes"
     return LoadError(f"{path_text(root)} has no class folders", hint=parent if is_class else LAYOUT)
@@ -270,7 +305,7 @@ def _no_classes(root: Path, *, is_class: bool) -> LoadError:
 def _unread_text(root: Path, scan: FolderScan) -> str:
     """Return the numbers of unread files by reason, and the classes without images."""
     filled = {path.relative_to(root).parts[0] for path in scan.images}
-    empty = [path_text(one.name) for one in subfolders(root) if one.name not in filled]
+    empty = [path_text(name) for name in scan.folders if name not in filled]
     classes = f"classes without images: {', '.join(empty)}" if empty else ""
     return "; ".join(filter(None, (scan.unread_text, classes)))
 
@@ -310,7 +345,7 @@ def load_manyicl(
 
 def count_manyicl(folder: str | Path, split: str = "demo") -> int:
     """Return the number of rows that `load_manyicl` reads. Raises `LoadError`."""
-    return len(_rows(Path(folder) / f"{split}.csv", _ignore))
+    return len(_rows(Path(folder) / f"{split}.csv", ignore_error))
 
 
 def manyicl_classes(folder: str | Path, split: str = "demo") -> list[str]:

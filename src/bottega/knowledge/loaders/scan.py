@@ -31,9 +31,10 @@ SYSTEM, LINK, FILE = "hidden or system", "broken or repeated link", "special or 
 
 @dataclass
 class FolderScan:
-    """Image files below a folder in order, the numbers of other files by reason, and the errors of
-    folders that cannot be opened."""
+    """Image files below a folder in order, the names of its direct subfolders, the numbers of other
+    files by reason, and the errors of folders that cannot be opened."""
 
+    folders: list[str] = field(default_factory=list)
     images: list[Path] = field(default_factory=list)
     unread: Counter[str] = field(default_factory=Counter)
     errors: list[LoadError] = field(default_factory=list)
@@ -72,7 +73,10 @@ def scan_images(root: Path) -> FolderScan:
             elif (identity := _identity(path)) is None or identity in seen:
                 scan.unread[LINK] += 1
             else:
-                below = seen if folder != root else set(seen)
+                below = seen
+                if folder == root:
+                    scan.folders.append(path.name)
+                    below = set(seen)
                 below.add(identity)
                 pending.append((path, below))
     scan.images.sort(key=path_text)
