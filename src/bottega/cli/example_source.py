@@ -35,6 +35,7 @@ from bottega.knowledge.loaders.tables import PARQUET, count_rows
 from bottega.types import Example
 
 TRAIN = "train"
+TABLES = "a .csv, .tsv, .jsonl, .jsonl.gz or .parquet file, or a .zip of class folders"
 
 
 @dataclass(frozen=True)
@@ -53,20 +54,17 @@ class TableColumns:
     label: str | None = None
 
 
-FOUND = TableColumns()
-TABLES = "a .csv, .tsv, .jsonl, .jsonl.gz or .parquet file, or a .zip of class folders"
-
-
 def open_source(
-    source: str, split: str | None, on_error: OnError, columns: TableColumns = FOUND
+    source: str, split: str | None, on_error: OnError, columns: TableColumns | None = None
 ) -> ExampleSource:
     """Open labelled examples. Raises `LoadError` and `SettingError`."""
     path = Path(source)
+    found = columns or TableColumns()
     if (file := _table_file(path, split)) is not None:
-        return _rows(file, columns, on_error)
+        return _rows(file, found, on_error)
     if source.startswith("hf:") or _has_parquet(path):
-        return _table(source.removeprefix("hf:"), split, columns, on_error)
-    if columns != FOUND:
+        return _table(source.removeprefix("hf:"), split, found, on_error)
+    if found != TableColumns():
         raise SettingError(
             f"{source} is not a table", hint="omit --image-column and --label-column"
         )

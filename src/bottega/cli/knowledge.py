@@ -12,7 +12,7 @@ from typer import Argument, Exit, Option
 from bottega._util.locations import StoreLocation
 from bottega.bundled.photo_model import PHOTOS
 from bottega.cli.components import LOCAL, check_executor, embedder_opener
-from bottega.cli.example_source import TableColumns, open_passages, open_source
+from bottega.cli.example_source import ExampleSource, TableColumns, open_passages, open_source
 from bottega.cli.knowledge_files import (
     counted,
     embedder_spec,
@@ -36,7 +36,7 @@ from bottega.cli.output import (
     say,
 )
 from bottega.cli.progress import Status, progress
-from bottega.errors import DISTRIBUTION, BottegaError, LoadError, SettingError, UnreadFilesError
+from bottega.errors import DISTRIBUTION, LoadError, SettingError
 from bottega.image import Image
 from bottega.knowledge import AddResult, KnowledgeBase
 from bottega.knowledge.batch import is_sound
@@ -88,23 +88,12 @@ def add(
     """Add labelled images or passages to a knowledge base, which is created if missing. Unreadable
     ones are reported and skipped."""
     check_executor(on, workers)
-    skipped = SkippedExamples()
-
-    def on_error(error: BottegaError) -> None:
-        if strict and not isinstance(error, UnreadFilesError):
-            raise error
-        skipped(error)
-
+    skipped = SkippedExamples(strict=strict)
     if passages:
-        found = open_passages(source, split, on_error)
+        found = open_passages(source, split, skipped)
     else:
-        found = open_source(source, split, on_error, TableColumns(image_column, label_column))
-    # Read some examples first: a mistyped folder must not leave an empty file.
-    sound = (one for one in found.examples if is_sound(one, on_error))
-    first = list(islice(sound, SAMPLED))
-    if not first:
-        skipped.warn_of_rest()
-        raise _nothing_readable(source, skipped)
+        found = open_source(source, split, skipped, TableColumns(image_column, label_column))
+    first = _first_sound(found, source, skipped)
     images = list(chain.from_iterable(one.query.images for one in first))
     default = default_embedder(images)
     has_default = embed is None and bool(images) and not file.exists()
@@ -117,7 +106,7 @@ def add(
         open_to_add(file, embed, namespace, default, opener) as knowledge,
         progress("adding", status),
     ):
-        added = knowledge.add(chain(first, found.examples), on_error=on_error, progress=status)
+        added = knowledge.add(chain(first, found.examples), on_error=skipped, progress=status)
         total, embedders = len(knowledge), _embedders(knowledge)
         _note_doubtful_labels(knowledge, file)
     skipped.warn_of_rest()
@@ -128,6 +117,15 @@ def add(
     print_result(json, {**counts, "skipped": skipped.reasons}, text)
     if has_default:
         _note_default_embedder(default, images, file)
+
+
+def _first_sound(found: ExampleSource, source: str, skipped: SkippedExamples) -> Sequence[Example]:
+    """Read some readable examples before a file is created. Raises `LoadError` if none is."""
+    first = list(islice((one for one in found.examples if is_sound(one, skipped)), SAMPLED))
+    if not first:
+        skipped.warn_of_rest()
+        raise _nothing_readable(source, skipped)
+    return first
 
 
 def _nothing_readable(source: str, skipped: SkippedExamples) -> LoadError:

@@ -114,16 +114,19 @@ def warn(error: BottegaError, *, about: str = "") -> None:
 
 class SkippedExamples(list[BottegaError]):
     """Errors of skipped examples. The first of each kind are also printed as warnings; errors of
-    one kind have the same type and hint."""
+    one kind have the same type and hint. If `strict`, the first error is raised."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool = False) -> None:
         super().__init__()
+        self._strict = strict
         self._kinds: dict[tuple[type, str], list[BottegaError]] = {}
 
     def __call__(self, error: BottegaError, /) -> None:
         if isinstance(error, UnreadFilesError):
             note(str(error))
             return
+        if self._strict:
+            raise error
         self.append(error)
         alike = self._kinds.setdefault((type(error), error.hint or str(error)), [])
         alike.append(error)
@@ -134,7 +137,8 @@ class SkippedExamples(list[BottegaError]):
         """Print the numbers of errors that were not printed, once."""
         for alike in self._kinds.values():
             if (more := len(alike) - SHOWN_ALIKE) > 0:
-                notes.print(shown(f"skipped: and {more:,} more like {alike[0]}", "yellow"))
+                text = f"and {more:,} more like {alike[0]}"
+                notes.print(shown("skipped: ", "yellow") + shown(text), soft_wrap=True)
         self._kinds.clear()
 
     @property

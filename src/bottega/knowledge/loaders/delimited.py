@@ -29,7 +29,7 @@ MAX_CELL = MAX_BYTES * 4 // 3 + 4
 MAX_REFERENCE = 20
 
 # Name for errors and the row, or the error of a row that is not readable.
-NamedRow = tuple[str, Row | LoadError]
+SourceRow = tuple[str, Row | LoadError]
 
 
 def is_delimited(path: Path) -> bool:
@@ -116,11 +116,11 @@ def _reading(path: Path) -> Iterator[TextIO]:
         ) from error
 
 
-def _rows(path: Path) -> Iterator[NamedRow]:
+def _rows(path: Path) -> Iterator[SourceRow]:
     return _delimited_rows(path) if is_delimited(path) else _json_rows(path)
 
 
-def _delimited_rows(path: Path) -> Iterator[NamedRow]:
+def _delimited_rows(path: Path) -> Iterator[SourceRow]:
     with _reading(path) as lines:
         names = _header(lines, path)
         lines.seek(0)
@@ -145,7 +145,7 @@ def _delimited_rows(path: Path) -> Iterator[NamedRow]:
                 yield source, dict(zip(names, fields, strict=True))
 
 
-def _json_rows(path: Path) -> Iterator[NamedRow]:
+def _json_rows(path: Path) -> Iterator[SourceRow]:
     with open_lines(path) as lines:
         for number, line in enumerate(lines, 1):
             source = f"{path_text(path)}, line {number}"
@@ -160,7 +160,7 @@ def _json_rows(path: Path) -> Iterator[NamedRow]:
             yield source, row if valid else LoadError("not a JSON object", hint=hint)
 
 
-def _with_shared_images(path: Path, image: str) -> Iterator[NamedRow]:
+def _with_shared_images(path: Path, image: str) -> Iterator[SourceRow]:
     """Yield the rows; an image that is the index of an earlier row becomes the image of that row.
     The file is read twice, so only the images that are shared are kept in memory."""
     shared: dict[str, object] = {}

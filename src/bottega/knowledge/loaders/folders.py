@@ -28,6 +28,7 @@ from bottega.types import IMAGE_QUESTION, Example, Query
 
 NO_LABEL = "none"
 MAX_LABEL = 1000
+MAX_PATH = 4096
 
 
 def label_text(name: str) -> str:
@@ -69,6 +70,8 @@ def open_within(folder: Path, name: str) -> Image:
 
 def existing_name(folder: Path, name: str) -> str | None:
     """Return the name, or its form with slashes for a Windows path, if the file exists."""
+    if len(name) > MAX_PATH:  # base64: building a path of it takes long
+        return None
     for each in (name, name.replace("\\", "/")):
         try:
             if (folder / each).exists():
