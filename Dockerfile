@@ -1,5 +1,6 @@
-# The gateway. With `serve` alone it calls endpoints and embeds with "pixels" or "words"; `serve,local`
-# adds torch for the embedders "dual" and "bundled" and for the bundled models.
+# The gateway. With `serve` alone it calls endpoints and embeds with "pixels" or "words"; `local` adds
+# torch for the embedder "dual" and the bundled models, `photos` the embedders of photographs, `ui` the
+# console.
 FROM python:3.11.14-slim-bookworm AS built
 ARG EXTRAS=serve
 # PyPI's torch includes CUDA; PyTorch's index of CPU builds has one without. Do not put a password into
@@ -14,7 +15,7 @@ RUN python -m venv /venv && /venv/bin/pip install -c constraints.txt ".[${EXTRAS
 FROM python:3.11.14-slim-bookworm
 # Everything is written to /data, including downloaded models.
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
-    HOME=/tmp BOTTEGA_DATA=/data HF_HOME=/data/huggingface
+    HOME=/tmp BOTTEGA_DATA=/data XDG_CACHE_HOME=/data/cache HF_HOME=/data/huggingface
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp bottega \
     && install --directory --mode 700 --owner bottega --group bottega /data
 COPY --from=built /venv /venv

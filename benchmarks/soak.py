@@ -1,11 +1,12 @@
 """Gateway stress test of half an hour: python benchmarks/soak.py [--minutes 30] [--concurrency 32]
-[--json FILE]
+[--json FILE] [--mixed]
 
 `bottega serve` runs in its own process, before an upstream that is slow, fails, truncates streams
 and sends garbage. Clients repeat questions, stream, disconnect and send invalid requests. Every
 reply is checked word by word. For three quarters of the time the process runs undisturbed and its
 memory is measured; then it is killed (SIGKILL) at random moments and restarted, and the cache file
-must hold every entry whose storing was acknowledged.
+must hold every entry whose storing was acknowledged. `--mixed` soaks every endpoint instead:
+benchmarks/soak_mixed.py.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from benchmarks.processes import (
     stopping,
 )
 from benchmarks.soak_clients import Client, ReplyLog, TenantKey
+from benchmarks.soak_mixed import MixedReport, MixedSoak
 from bottega.knowledge import KnowledgeBase
 from bottega.types import Example
 from tests.gateway.marked_replies import digest, parse_reply
@@ -166,16 +168,22 @@ class Report:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--concurrency", type=int, help="default: 32, or 16 if mixed")
+    parser.add_argument("--mixed", action="store_true", help="use every endpoint; no kills")
     parser.add_argument("--kills", type=int, default=6)
     parser.add_argument("--route", choices=sorted(ROUTES), default="random")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        soak = Soak(Path(folder), chosen.concurrency, chosen.route, chosen.seed)
-        report = asyncio.run(soak.run(chosen.minutes * 60, chosen.kills))
-    print(text(report))
+        report: Report | MixedReport
+        if chosen.mixed:
+            mixed = MixedSoak(Path(folder), chosen.concurrency or 16, chosen.seed)
+            report = asyncio.run(mixed.run(chosen.minutes * 60))
+        else:
+            soak = Soak(Path(folder), chosen.concurrency or 32, chosen.route, chosen.seed)
+            report = asyncio.run(soak.run(chosen.minutes * 60, chosen.kills))
+    print(report.text() if isinstance(report, MixedReport) else text(report))
     if chosen.json:
         chosen.json.write_text(json.dumps(report.document(), indent=2) + "\n")
     sys.exit(1 if report.faults() else 0)

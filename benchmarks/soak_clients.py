@@ -128,6 +128,7 @@ class Reply:
     whole: bool = False
     failed: bool = False
     stored: str | None = None
+    usage: Mapping[str, int] | None = None
 
     @property
     def replayed(self) -> bool:
@@ -298,13 +299,15 @@ BROKEN_IMAGE = {
 
 
 async def plain_reply(response: aiohttp.ClientResponse) -> Reply:
-    [choice] = json.loads(await response.read())["choices"]
+    document = json.loads(await response.read())
+    [choice] = document["choices"]
     return Reply(
         response.headers,
         choice["message"]["content"] or "",
         choice["finish_reason"],
         whole=True,
         stored=response.headers.get("x-bottega-stored"),
+        usage=document.get("usage"),
     )
 
 
@@ -335,6 +338,7 @@ def take(line: str, reply: Reply) -> None:
         event = json.loads(line.removeprefix("data: "))
         if "error" in event:
             reply.failed = True
+        reply.usage = event.get("usage") or reply.usage
         for choice in event.get("choices", []):
             reply.text += choice["delta"].get("content") or ""
             reply.finish = choice.get("finish_reason") or reply.finish

@@ -15,8 +15,8 @@ from typing import Self
 from bottega._util.native import WITH_TORCH, check_address_space
 from bottega._util.photographs import is_photograph
 from bottega.bundled import MODELS
-from bottega.bundled.efficientnet import LITE2, weights_installed
-from bottega.bundled.photo_model import PHOTOS, PHOTOS_LITE2, PHOTOS_MASTER
+from bottega.bundled.efficientnet import LITE2, check_weights, weights_installed
+from bottega.bundled.photo_model import NETWORKS, PHOTOS, PHOTOS_LITE2, PHOTOS_MASTER
 from bottega.errors import SettingError, require_extra
 from bottega.generation import (
     OpenAICompletionsGenerator,
@@ -198,8 +198,8 @@ def check_model(spec: str) -> None:
 
 
 def check_embedder(spec: str) -> None:
-    """Raise `SettingError` for an invalid name, and `MissingDependencyError` if the embedder needs
-    torch and torch is missing. No model is loaded."""
+    """Raise `SettingError` for an invalid name, and `MissingDependencyError` if torch or weights
+    that the embedder needs are missing. No model is loaded."""
     if spec in WITHOUT_TORCH:
         return
     name = spec
@@ -214,6 +214,9 @@ def check_embedder(spec: str) -> None:
             " with :image, :text, :average or :raw-average appended",
         )
     check_torch()
+    tower = PHOTOS if spec == BY_KIND else photo_tower(spec)
+    if tower is not None:
+        check_weights(NETWORKS[tower])
 
 
 def check_text_embedder(spec: str) -> None:

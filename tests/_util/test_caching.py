@@ -3,12 +3,20 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega._util.caching import LRUCache, SharedTask, SingleFlight
+from bottega._util.caching import (
+    CLIENT,
+    RESERVED_SECONDS,
+    FairSemaphore,
+    LRUCache,
+    SharedTask,
+    SingleFlight,
+)
 
 
 async def test_concurrent_callers_of_a_key_share_its_work() -> None:
@@ -168,3 +176,120 @@ def test_threads_share_a_cache() -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(use, range(4)))
     assert len(cache) == cache.size == 50
+
+
+class Turns:
+    """Clients that wait for a semaphore. `admitted` has their names, such as "a2", in order."""
+
+    def __init__(self, semaphore: FairSemaphore) -> None:
+        self.semaphore = semaphore
+        self.admitted: list[str] = []
+        self._ends: dict[str, asyncio.Event] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def begin(self, *names: str) -> None:
+        """Begin the work of clients, which the first letters of the names are."""
+        for name in names:
+            self._ends[name] = asyncio.Event()
+            token = CLIENT.set(name[0])
+            self._tasks[name] = asyncio.create_task(self._work(name))
+            CLIENT.reset(token)
+            await self._settle()
+
+    async def end(self, *names: str) -> None:
+        for name in names:
+            self._ends[name].set()
+            await self._settle()
+            await self._tasks.pop(name)
+
+    async def leave(self, name: str) -> None:
+        self._tasks[name].cancel()
+        await self._settle()
+
+    async def end_all(self) -> list[str]:
+        """End the work in the order of its admission, and return this order."""
+        for number in count():
+            if number == len(self.admitted):
+                return self.admitted
+            if self.admitted[number] in self._tasks:
+                await self.end(self.admitted[number])
+        raise AssertionError("unreachable")
+
+    async def _work(self, name: str) -> None:
+        async with self.semaphore.hold():
+            self.admitted.append(name)
+            await self._ends[name].wait()
+
+    async def _settle(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("slots", "begun", "order"),
+    [
+        (1, "a1 a2 a3 b1 b2", "a1 a2 b1 a3 b2"),
+        (1, "a1 b1 b2 c1 a2 c2", "a1 b1 c1 a2 b2 c2"),
+        (2, "a1 a2 a3 a4 b1 b2", "a1 a2 b1 a3 b2 a4"),
+        (3, "a1 a2 a3 a4 a5 b1 b2 b3", "a1 a2 a3 b1 a4 b2 a5 b3"),
+    ],
+)
+async def test_waiting_clients_take_turns(slots: int, begun: str, order: str) -> None:
+    turns = Turns(FairSemaphore(slots, slots))
+    await turns.begin(*begun.split())
+    assert turns.admitted == begun.split()[:slots]
+    assert await turns.end_all() == order.split()
+
+
+async def test_the_client_that_holds_the_least_is_next() -> None:
+    """Long work would otherwise fill all slots: each turn of its client takes one for long."""
+    turns = Turns(FairSemaphore(4, 4))
+    await turns.begin("a1", "a2", "a3", "b1", "a4", "b2", "b3")
+    await turns.end("b1")
+    await turns.end("a1")
+    assert turns.admitted[4:] == ["b2", "b3"]
+    await turns.end("a2")
+    assert turns.admitted[6:] == ["a4"]
+    assert len(await turns.end_all()) == 7
+
+
+@pytest.mark.parametrize(
+    ("slots", "seen", "held"),
+    [(1, "b", 1), (2, "b", 1), (3, "bc", 2), (4, "", 4), (4, "bc", 3), (16, "b", 15),
+     (16, "bcdefg", 12)],
+)  # fmt: skip
+async def test_a_client_leaves_slots_for_others_that_were_seen(
+    slots: int, seen: str, held: int
+) -> None:
+    now = 0.0
+    turns = Turns(FairSemaphore.of_slots(slots))
+    turns.semaphore.clock = lambda: now
+    for other in seen:
+        await turns.begin(f"{other}0")
+        await turns.end(f"{other}0")
+    names = [f"a{number}" for number in range(slots + 1)]
+    await turns.begin(*names)
+    assert turns.admitted[len(seen) :] == names[:held]
+    for other in seen[: slots - held]:
+        await turns.begin(f"{other}1")
+        assert turns.admitted[-1] == f"{other}1"
+    for other in seen[: slots - held]:
+        await turns.end(f"{other}1")
+    now = RESERVED_SECONDS + 1
+    await turns.end("a0")
+    assert turns.admitted[-1] == names[-1]
+    await turns.end_all()
+    assert (turns.semaphore.free, turns.semaphore.running) == (slots, 0)
+
+
+async def test_a_client_that_leaves_blocks_no_other() -> None:
+    turns = Turns(FairSemaphore(2, 2))
+    await turns.begin("a1", "a2", "b1", "c1")
+    await turns.leave("b1")
+    await turns.end("a1")
+    assert turns.admitted == ["a1", "a2", "c1"]
+    await turns.leave("c1")
+    await turns.begin("d1")
+    assert turns.admitted[-1] == "d1"
+    await turns.end("a2", "d1")
+    assert (turns.semaphore.free, turns.semaphore.running) == (2, 0)

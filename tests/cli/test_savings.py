@@ -48,6 +48,22 @@ def test_figures_are_printed_with_n(run: Run, tmp_path: Path) -> None:
     assert "20 of them, in namespaces without such answers" in printed.err
 
 
+def test_servers_by_the_hour_are_subtracted(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    ledger = Ledger(tmp_path / "d" / "gateway.db")
+    ledger.set_hourly_prices({"apprentice": 0.5})
+    for hour in range(12):
+        for tier, usd in (("apprentice", 0.0), ("master", 1.0)):
+            moment = MOMENT + 1800 * hour
+            ledger.record(Entry(moment, "r", "k", "", tier, "m", "answered", cost_usd=usd))
+    ledger.close()
+    printed = run("savings", "--data", "d").out
+    assert "spent:            12.0000 USD, n = 24" in printed
+    assert "servers:          2.7500 USD, 5.5 hours" in printed
+    assert "the master alone: 24.0000 USD" in printed
+    assert "saved:            9.2500 USD [9.2500, 9.2500], 39% of it" in printed
+
+
 def test_savings_are_printed_as_json(run: Run, tmp_path: Path) -> None:
     write_ledger(tmp_path / "bottega-data")
     savings = run("savings", "--namespace", "a", "--since", "2020-01-01", "--json").json

@@ -34,6 +34,8 @@ price = [2.0, 8.0, 0.5]
 embed = "words"
 """
 
+TEXTS = "[limits]\nimages = 0\n"  # allows coverage by words
+
 
 @pytest.fixture(autouse=True)
 def keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +47,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 def printed(run: Run, text: str, *more: object) -> list[str]:
     """Return the printed lines with runs of spaces collapsed."""
     Path("bottega.toml").write_text(text)
-    done = run("serve", "--check", *more)
+    done = run("serve", "--check", "--offline", *more)
     assert done.code == 0, done.err
     for secret in (SECRET, "hidden-in"):
         assert secret not in done.out + done.err
@@ -67,7 +69,7 @@ def test_variants_of_an_experiment_are_printed(run: Run) -> None:
         cache = { retrieve = "image" }
         route = { router = "coverage", min_similarity = 0.9 }
     """
-    lines = printed(run, TIERS + more)
+    lines = printed(run, TIERS + TEXTS + more)
     assert block(lines, "experiment", 3) == [
         "experiment by-image: 0.1 get b",
         "a as configured",
@@ -81,14 +83,14 @@ def test_a_search_is_printed_and_its_budget_is_checked(run: Run) -> None:
     text = TIERS.replace("shots = 2", search)
     assert "search rcts: 10 rollouts, 400,000 tokens, 30 s" in printed(run, text)
     Path("bottega.toml").write_text(text.replace("400000", "4000"))
-    done = run("serve", "--check")
+    done = run("serve", "--check", "--offline")
     assert (done.code, "budget smaller than one rollout" in done.err) == (2, True)
 
 
 def test_missing_passages_are_refused(run: Run) -> None:
     local = '[tiers.local]\nmodel = "bundled"\npassages = "town.racc"\n[tiers.middle]'
     Path("bottega.toml").write_text(TIERS.replace("[tiers.middle]", local))
-    done = run("serve", "--check")
+    done = run("serve", "--check", "--offline")
     assert "town.racc, compressor: bundled" in done.out
     assert (done.code, "no compressed passages in town.racc" in done.err) == (2, True)
 
@@ -122,7 +124,7 @@ def test_tier_settings_are_printed(run: Run) -> None:
 
 def test_values_are_aligned(run: Run) -> None:
     Path("bottega.toml").write_text(TIERS)
-    lines = run("serve", "--check").out.splitlines()
+    lines = run("serve", "--check", "--offline").out.splitlines()
     start = lines[0].index("openai:")
     assert {line[start - 2 : start] for line in lines} == {"  "}
     assert all(line[start] != " " for line in lines)
@@ -176,7 +178,9 @@ def test_values_are_aligned(run: Run) -> None:
 def test_unset_router_settings_show_their_defaults(
     run: Run, route: str, expected: list[str]
 ) -> None:
-    assert block(printed(run, f"{TIERS}[route]\n{route}\n"), "route", len(expected)) == expected
+    assert (
+        block(printed(run, f"{TIERS}{TEXTS}[route]\n{route}\n"), "route", len(expected)) == expected
+    )
 
 
 def test_cache_and_replay_settings_are_printed(run: Run) -> None:
@@ -267,6 +271,6 @@ def test_shared_state_is_printed_without_passwords(
     where = database.partition("@")[2].partition("?")[0]
     assert f"state shared in postgresql://{where}" in lines
     assert f"redis {redis.url}" in lines
-    assert "keys required, but none exist: bottega keys add NAME" in lines
+    assert "keys required; those in the database were not read" in lines
     assert "secret" not in " ".join(lines)
     assert "state in this process" in printed(run, TIERS)

@@ -343,3 +343,12 @@ async def test_counting_continues_after_a_failure(
     await asyncio.wait_for(counted.wait(), 5)
     counting.cancel()
     await gateway_server.aclose()
+
+
+def test_prices_of_servers_are_in_the_ledger(tmp_path: Path) -> None:
+    config = gateway_config(tmp_path, "http://localhost:9/v1")
+    small, large = config.tiers
+    tiers = (dataclasses.replace(small, usd_per_hour=1.5), large)
+    server = build(dataclasses.replace(config, tiers=tiers), ENVIRONMENT)
+    assert server.ledger.hourly_prices() == {"small": 1.5, "large": 0.0}
+    asyncio.run(server.aclose())

@@ -35,6 +35,14 @@ def test_apprentice_matches_the_compose_service(services: dict[str, Any], config
     assert f'--limit-mm-per-prompt={{"image":{apprentice.images}}}' in command
 
 
+def test_the_image_has_the_packages_of_its_configuration(
+    services: dict[str, Any], config: Config
+) -> None:
+    """As it stands, the gateway compares photographs, and its console opens."""
+    extras = services["gateway"]["build"]["args"]["EXTRAS"].split(",")
+    assert config.cache.embed == "by-kind" and {"local", "photos", "ui"} <= {*extras}
+
+
 def test_compose_requires_the_masters_key(services: dict[str, Any], config: Config) -> None:
     name = config.master.api_key_env
     assert name is not None
@@ -46,3 +54,5 @@ def test_compose_sets_shutdown_time_and_memory(services: dict[str, Any], config:
     assert float(gateway["stop_grace_period"].removesuffix("s")) > config.gateway.drain_seconds
     bodies = config.gateway.max_concurrent * config.limits.body_mb
     assert bodies * 2 < int(gateway["mem_limit"].removesuffix("g")) * 1024
+    [folder] = gateway["tmpfs"]
+    assert config.limits.receiving_mb < int(folder.partition("size=")[2].removesuffix("m"))

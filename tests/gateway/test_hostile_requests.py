@@ -28,6 +28,7 @@ ACCOUNTS = {
     "sk-a": Account("a", "team a", namespace="team-a"),
     "sk-none": Account("d", "no namespace"),
     "sk-admin": Account("e", "operator", admin=True),
+    "sk-view": Account("f", "viewer", viewer=True),
 }
 
 
@@ -217,9 +218,10 @@ def metrics() -> tuple[bytes, str]:
         ({"X-Forwarded-For": "127.0.0.1"}, 401),
         ({"X-Forwarded-For": "203.0.113.9", "Authorization": "Bearer sk-a"}, 403),
         ({"X-Forwarded-For": "203.0.113.9", "Authorization": "Bearer sk-admin"}, 200),
+        ({"Authorization": "Bearer sk-view"}, 200),
     ],
 )
-async def test_metrics_need_an_admin_key(
+async def test_metrics_need_the_key_of_an_admin_or_viewer(
     shared: Harness, headers: dict[str, str], status: int
 ) -> None:
     """Metrics contain tenants and their spending."""

@@ -20,9 +20,8 @@ from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
 from tests.gateway.harness import client, harness, user_messages
 from tests.server import Server, ok, slowly
 
-# Eight times 16 MB, with small blocks that stay between them.
-DECODING = """
-import sys
+START = """
+import sys, threading
 from pathlib import Path
 from PIL import Image as Pillow
 from bottega.gateway.running.server import unmap_large_blocks
@@ -32,6 +31,9 @@ def resident():
 
 if sys.argv[1] == "returned":
     unmap_large_blocks()
+"""
+# Eight times 16 MB, with small blocks that stay between them.
+DECODING = """
 before, kept = resident(), []
 for _ in range(4):
     images = []
@@ -43,8 +45,29 @@ print(resident() - before)
 """
 
 
-def memory_growth(variant: str) -> float:
-    command = [sys.executable, "-c", DECODING, variant]
+# Sixteen threads, each of which needs 20 MB while the others wait.
+IN_THREADS = """
+before, turns = resident(), [threading.Event() for _ in range(17)]
+threading.Thread(target=turns[0].set).start()
+
+def work(number):
+    blocks = [bytearray(100_000)]  # in the heap of this thread
+    turns[number].wait()
+    blocks += [bytearray(100_000) for _ in range(200)]
+    del blocks[1:]
+    turns[number + 1].set()
+    turns[16].wait()
+
+threads = [threading.Thread(target=work, args=[number]) for number in range(16)]
+for one in threads:
+    one.start()
+turns[16].wait()
+print(resident() - before)
+"""
+
+
+def memory_growth(variant: str, program: str = DECODING) -> float:
+    command = [sys.executable, "-c", START + program, variant]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return int(done.stdout) / 1e6
 
@@ -56,6 +79,13 @@ def memory_growth(variant: str) -> float:
 def test_memory_of_images_is_returned() -> None:
     assert memory_growth("kept") > 30  # otherwise the next line would prove nothing
     assert memory_growth("returned") < 15
+
+
+@pytest.mark.skipif(
+    not (Path("/proc/self/statm").exists() and unmap_large_blocks()), reason="not glibc on Linux"
+)
+def test_memory_that_threads_freed_is_used_by_others() -> None:
+    assert memory_growth("returned", IN_THREADS) < 80  # of 16 times 20 MB
 
 
 def jobs() -> int:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import anthropic
 
 MODEL: Any = "bottega/master"
-ERROR_MODES = [("chat", False), ("chat", True), ("message", False), ("response", True)]
-MODES = [*ERROR_MODES, ("message", True), ("response", False)]
+REPLY_MODES = [("chat", False), ("chat", True), ("message", False), ("response", True)]
+MODES = [*REPLY_MODES, ("message", True), ("response", False)]
 EVENT = -1  # an error without a status, within a stream that has begun
 UNREAD = 0  # the client raised no error of the API
 READ_ERRORS = (
@@ -364,7 +364,7 @@ def differences(number: int, zoo: Zoo) -> list[str]:
     native = bool(shape.stream)
     wanted = expected(shape, zoo.chat(zoo.direct, number, streamed=native))
     found = []
-    for api, streamed in ERROR_MODES if shape.status >= 300 else MODES:
+    for api, streamed in MODES if shape.stream else REPLY_MODES:
         if shape.end and not streamed and wanted.error is None:
             continue  # a whole reply whose connection breaks may be cut off
         if api == "chat":

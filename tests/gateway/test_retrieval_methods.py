@@ -38,8 +38,7 @@ def test_every_method_shows_the_masters_answer(
     if retrieve not in ("nearest", "bm25", "hybrid"):
         more += "min_similarity = -1.0\n"
     config = gateway_config(tmp_path, endpoint.url, more)
-    embed = "words" if retrieve == "nearest" else "pixels"
-    config = replace(config, cache=replace(config.cache, embed=embed))
+    config = replace(config, cache=replace(config.cache, embed="pixels"))
     gateway_server = build(config, ENVIRONMENT)
     drafts = retrieve in ("crossed", "probe", "keyword-hashtag")
     with run_gateway(gateway_server) as url:

@@ -56,10 +56,13 @@ def test_questions_with_different_choices_are_both_stored(tmp_path: Path) -> Non
         assert [example.query.text for example in server.examples()] == [few, more]
 
 
-@pytest.mark.parametrize("kind", ["nearest", "bm25"])
-def test_a_configured_gateway_shows_it_too(endpoint: Server, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "embed"), [("nearest", "pixels"), ("bm25", "words")])
+def test_a_configured_gateway_shows_it_too(
+    endpoint: Server, tmp_path: Path, kind: str, embed: str
+) -> None:
     endpoint.answers = [ok("seven")]
-    config = gateway_config(tmp_path, endpoint.url, f'retrieve = "{kind}"\n[replay]\nseconds = 0\n')
+    more = f'retrieve = "{kind}"\n[replay]\nseconds = 0\n'
+    config = gateway_config(tmp_path, endpoint.url, more, embed=embed)
     with run_gateway(build(config, ENVIRONMENT)) as url, client(url) as real:
         for model, text, shown in (
             ("bottega/large", COLOUR, 0),

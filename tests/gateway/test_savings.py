@@ -304,3 +304,47 @@ def test_sums_of_answers_and_of_samples_count_together(
         assert sorted(report.values) == values
         assert (report.n, report.mean) == (4, 3.0)
         assert report.deviation == pytest.approx(3.5**0.5)
+
+
+HOUR = 3600.0
+SERVERS: dict[str, tuple[dict[str, float], str | None, float | None, bool, float, float]] = {
+    # prices an hour, namespace, since, pooled: cost of the servers, saved
+    "none": ({}, None, None, True, 0.0, 24.0),
+    "the apprentice": ({"apprentice": 1.5}, None, None, True, 6.0, 18.0),
+    "more than it saves": ({"apprentice": 10.0}, None, None, True, 40.0, -16.0),
+    "the master alone would cost them, too": ({"master": 2.0}, None, None, True, 8.0, 24.0),
+    "both": ({"apprentice": 1.5, "master": 2.0}, None, None, True, 14.0, 18.0),
+    "an unused tier": ({"middle": 1.0}, None, None, True, 4.0, 20.0),
+    "since": ({"apprentice": 1.5}, None, HOUR, True, 4.5, 13.5),
+    "a namespace": ({"apprentice": 1.5}, "a", None, True, 1.5, 4.5),
+    "a namespace that sees its own alone": ({"apprentice": 1.5}, "a", None, False, 0.0, 6.0),
+}
+
+
+@pytest.mark.parametrize("case", SERVERS)
+def test_savings_subtract_the_servers_of_the_period(ledger: Ledger, case: str) -> None:
+    """From the first request to the last: four hours, of which namespace a has a quarter of the
+    apprentice's requests."""
+    prices, namespace, since, pooled, cost, saved = SERVERS[case]
+    ledger.set_hourly_prices({"apprentice": 0.0, "master": 0.0, **prices})
+    note(ledger, "apprentice", 0.0, namespace="a", times=2, moment=0.5)
+    note(ledger, "apprentice", 0.0, namespace="b", moment=HOUR)
+    note(ledger, "apprentice", 0.0, namespace="b", times=5, moment=2 * HOUR)
+    note(ledger, "master", 3.0, namespace="b", moment=3 * HOUR)
+    note(ledger, "master", 3.0, namespace="a", moment=4 * HOUR)
+    ledger.flush()
+    found = savings(ledger, namespace=namespace, since=since, pooled=pooled)
+    assert found.servers_usd == pytest.approx(cost, rel=1e-3)
+    assert found.master_only is not None
+    assert found.master_only.saved.value == pytest.approx(saved, rel=1e-3)
+    alone = ledger.read("SELECT sum(cost_usd) FROM gateway_entries WHERE time >= ?1", since or 0)
+    if namespace is None:  # the cost of requests is unchanged
+        assert found.spent_usd == alone[0][0]
+        whole = found.spent_usd + found.servers_usd
+        assert found.master_only.usd.value - whole == pytest.approx(found.master_only.saved.value)
+
+
+def test_one_request_has_no_hours(ledger: Ledger) -> None:
+    ledger.set_hourly_prices({"apprentice": 1.5})
+    note(ledger, "apprentice", 0.0)
+    assert (savings_of(ledger).hours, savings_of(ledger).servers_usd) == (0.0, 0.0)

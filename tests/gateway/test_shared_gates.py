@@ -269,6 +269,8 @@ async def test_gateways_agree_on_variants_and_their_replies(
         [experiment.b.route]
         router = "coverage"
         master_rate = 0.0
+        [limits]
+        images = 0
         """
     )
     state = f"[state]\ndatabase_env = 'DATABASE'\n#{database}"

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.soak import Soak
 from benchmarks.soak_clients import Client, Question, Reply, ReplyLog, StoredAnswer, TenantKey
+from benchmarks.soak_mixed import SHORTEST, MemorySample, MixedReport, MixedSoak
 from tests.gateway.marked_replies import MarkedReply
 
 QUESTION, OTHER = Question(3, image=5), Question(3, image=6)
@@ -107,3 +108,42 @@ async def test_soak_of_twenty_seconds_has_no_faults(tmp_path: Path) -> None:
     assert report.kills == 2
     assert report.log.counts["right"] > 200
     assert report.entries > 50
+
+
+def mixed_report(late: int, warm: tuple[int, int], full: int, seconds: float) -> MixedReport:
+    """Return a report whose memory is 100 bytes at first, and whose only cache fills as given."""
+    samples = [MemorySample(second, 100) for second in range(int(seconds / 2))]
+    samples += [MemorySample(second, late) for second in range(int(seconds / 2), int(seconds))]
+    size, bound = warm
+    return MixedReport(
+        seconds, samples=samples, warm={"cache": warm}, full={"cache": (size + full, bound)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("late", "warm", "added", "seconds", "fault"),
+    [
+        (105, (90, 100), 10, SHORTEST, None),
+        (106, (90, 100), 10, SHORTEST, "memory is 1.060"),
+        (95, (89, 100), 11, SHORTEST, "not filled early: cache"),
+        (100, (20, 100), 1, SHORTEST, None),  # smaller than its bound, but it does not grow
+        (100, (20, -1), 2, SHORTEST, "not filled early: cache"),  # without a bound
+        (200, (0, 100), 50, SHORTEST - 1, None),  # too short to say
+    ],
+)
+def test_growing_memory_is_reported(
+    late: int, warm: tuple[int, int], added: int, seconds: float, fault: str | None
+) -> None:
+    report = mixed_report(late, warm, added, seconds)
+    found = [one for one in report.faults() if "the soak says nothing" not in one]
+    assert [one.startswith(fault or "none") for one in found] == ([] if fault is None else [True])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_mixed_soak_of_twenty_seconds_loses_nothing(tmp_path: Path) -> None:
+    report = await MixedSoak(tmp_path, concurrency=8).run(20, old_requests=1_000)
+    faults = [one for one in report.faults() if "the soak says nothing" not in one]
+    assert faults == []  # a busy machine may not reach each endpoint in this time
+    assert len(report.known.requests) > 50
+    assert report.compared_costs > 20

@@ -56,8 +56,8 @@ A, B = user_of("a"), user_of("b")
 def configured(folder: Path, url: str, more: str = "", **cache: Any) -> Config:
     """Return a configuration with an experiment by user; `more` is its tables."""
     text = f'\n[experiment]\nname = "try"\nunit = "user"\n{more}' if more else ""
-    config = gateway_config(folder, url, text)
     cache = {"embed": "pixels", "min_similarity": -1.0, **cache}
+    config = gateway_config(folder, url, text, embed=cache["embed"])
     return replace(
         config,
         cache=replace(config.cache, **cache),
@@ -180,7 +180,10 @@ def test_routers_of_variants_have_their_own_thresholds(endpoint: Server, tmp_pat
     with gateway(configured(tmp_path, endpoint.url, more)) as (real, _):
         send(real, 0, "Which metal is liquid?", model="bottega/large")
         routes = {
-            user: [send(real, shade, "q", user).headers["x-bottega-route"] for shade in (9, 99)]
+            user: [
+                send(real, shade, "Which metal is liquid?", user).headers["x-bottega-route"]
+                for shade in (9, 99)
+            ]
             for user in (A, B)
         }
     assert routes == {A: ["small", "small"], B: ["large", "large"]}

@@ -21,6 +21,7 @@ from bottega.parsing import (
     same_words,
 )
 from bottega.parsing.comparison import with_options
+from bottega.parsing.quantities import asks_text
 from bottega.types import Answer, Completion, Query
 
 OPEN = Query("What is it?")
@@ -293,3 +294,23 @@ def test_lists_of_options_are_compared_by_text_or_letter(reply: str, same: float
     for evaluate in (same_choice, same_answer):
         assert evaluate(two, Answer(reply), PETS).score == same
         assert evaluate(Answer(reply), two, PETS).score == same
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("What is the part number?", True),
+        ("Which gate?", True),
+        ("What does the sign say?", True),
+        ("Read the form as JSON. zip", True),
+        ("Answer in JSON. part", True),
+        ("What number is on the shirt?", True),
+        ("What is the total of the invoice?", False),
+        ("What is on the card?", False),
+        ("How many rooms?", False),
+        ("How long is it?", False),
+        ("", False),
+    ],
+)
+def test_identifiers_and_wordings_are_compared_by_spelling(question: str, expected: bool) -> None:
+    assert asks_text(question) is expected

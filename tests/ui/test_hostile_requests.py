@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
 
 from bottega.gateway.accounting.row_types import Account
 from bottega.ui.pages import query_string
+from bottega.ui.sessions import COOKIE, Sessions
 from tests.builders import solid_image
-from tests.server import Server
+from tests.gateway.half_requests import begin, reply
+from tests.server import Server, running
 from tests.ui.base_console import TOKEN, base_console
-from tests.ui.conftest import console
+from tests.ui.conftest import Console, console
 from tests.ui.test_pages import TEAM
 from tests.ui.test_sessions import SAME, jar
 
@@ -179,3 +183,67 @@ def test_clients_do_not_see_paths_of_the_server(tmp_path: Path) -> None:
         boss = served.key(Account("", "boss", admin=True))
         [(status, text)] = served.send(boss, [("GET", "/cache", None)])
         assert status == 500 and str(tmp_path) in text
+
+
+# Accounts that may not submit the forms: "nora" has no right to store, "eve" may only view.
+DENIED = {
+    "/cache/import": ("nora", "eve"),
+    "/cache/x": ("nora", "eve"),
+    "/knowledge/add": ("nora", "eve"),
+    "/playground": ("eve",),
+    "/requests/x/replay": ("eve",),
+    "/requests/x/feedback": ("eve",),
+    "/keys": ("ann", "nora", "eve"),
+    "/keys/x/change": ("ann", "nora", "eve"),
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "read_only"),
+    [
+        *((path, name, False) for path, names in DENIED.items() for name in names),
+        *((path, "ann", True) for path in DENIED),
+    ],
+)
+def test_forms_are_not_read_without_the_right_to_change(
+    many_keys: Console, path: str, name: str, read_only: bool
+) -> None:
+    status, text = half_form(many_keys, path, name, 100 << 20, read_only=read_only)
+    assert status == 403 and "this session may not" in text
+
+
+def test_a_read_only_session_sends_no_more_than_an_image(many_keys: Console) -> None:
+    status, text = half_form(many_keys, "/cache", "ann", 30 << 20, read_only=True)
+    assert status == 413 and "the upload is larger than" in text
+
+
+def test_a_stalled_form_gets_a_page(many_keys: Console) -> None:
+    many_keys.server.inner.bodies.stalled_seconds = 0.1
+    for path in ("/login", "/playground", "/knowledge/add"):
+        status, text = half_form(many_keys, path, "ann", 9999)
+        assert status == 408 and "<main" in text and "did not arrive in time" in text
+
+
+def half_form(
+    served: Console, path: str, name: str, length: int, *, read_only: bool = False
+) -> tuple[int, str]:
+    """Send the beginning of a form of this length, and return status and text of the reply."""
+    cookie = Sessions(served.server.accounts).login(served.keys[name], read_only=read_only)
+    headers = {
+        "cookie": f"{COOKIE}_{urlsplit(served.url).port}={cookie}",
+        "content-type": "multipart/form-data; boundary=b",
+        **SAME,
+    }
+    return reply(begin(served.url, "POST", f"/ui{path}", headers, length, b"--b\r\n"))
+
+
+@pytest.fixture(scope="module")
+def many_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    accounts = (
+        Account("a", "ann", namespace="team-a"),
+        Account("n", "nora", namespace="team-a", can_store=False),
+        Account("e", "eve", viewer=True),
+    )
+    folder = tmp_path_factory.mktemp("console")
+    with running() as endpoint, console(folder, endpoint, *accounts) as served:
+        yield served

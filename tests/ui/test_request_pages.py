@@ -209,7 +209,7 @@ def test_a_key_searches_its_own_namespace(endpoint: Server, tmp_path: Path) -> N
 def test_the_playground_shows_images_of_demonstrations(
     page: Page, endpoint: Server, tmp_path: Path
 ) -> None:
-    with console(tmp_path, endpoint) as served:
+    with console(tmp_path, endpoint, embed="pixels") as served:
         log_in(page, served.url)
         page.goto(f"{served.url}/playground")
         file = {"name": "a.png", "mimeType": "image/png", "buffer": solid_image(3).data}

@@ -195,11 +195,12 @@ class BatchWriter(Generic[RecordT, ResultT]):
     def _lose(self, count: int, error: BaseException | None) -> None:
         """Count lost records. A broken file fails with each batch: one message would bury the
         others of the log."""
-        self.lost += count
         self._unlogged += count
         if time.monotonic() - self._logged_at >= LOG_SECONDS:
-            log.error("%d records were lost", self._unlogged, exc_info=error)
-            self._unlogged, self._logged_at = 0, time.monotonic()
+            # First: the log itself may be what loses records.
+            unlogged, self._unlogged, self._logged_at = self._unlogged, 0, time.monotonic()
+            log.error("%d records were lost", unlogged, exc_info=error)
+        self.lost += count
 
     def _write_all(self) -> bool:
         while self._waiting:

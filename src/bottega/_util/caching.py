@@ -1,17 +1,23 @@
-"""LRU caches, and concurrent callers with equal keys that share one piece of work."""
+"""LRU caches, work that concurrent callers share, and semaphores whose clients take turns."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Generator, Hashable
-from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Hashable
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, Self, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+# Client (account id) whose request the current task serves.
+CLIENT: ContextVar[str] = ContextVar("client", default="")
+RESERVED_SECONDS = 3600.0
 
 
 class LRUCache(Generic[Key, Value]):
@@ -169,3 +175,122 @@ class LeaderFlight(Generic[Key, Value]):
             yield finish
         finally:
             finish(None)
+
+
+@dataclass(eq=False)
+class _Waiter:
+    need: int
+    admitted: asyncio.Future[None]
+
+
+@dataclass
+class FairSemaphore:
+    """Weighted semaphore of one event loop. Of the waiting clients the one that holds the least is
+    admitted first, equal ones in turn, and the work of each client in order. No work overtakes the
+    next in turn, so large work is not starved.
+
+    Units in use are never taken back, so a client that holds some leaves room for others: `share`
+    for each other client that holds nothing but did within the last hour, at most `reserved`
+    together.
+    """
+
+    room: int
+    at_once: int = sys.maxsize
+    reserved: int = 0
+    share: int = 1
+    clock: Callable[[], float] = time.monotonic
+    free: int = field(init=False)
+    running: int = 0
+    waiting: OrderedDict[str, deque[_Waiter]] = field(default_factory=OrderedDict)
+    _held: dict[str, int] = field(default_factory=dict)
+    # When each client that holds nothing released its last, the oldest first.
+    _idle: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.free = self.room
+
+    @classmethod
+    def of_slots(cls, count: int) -> Self:
+        """Return a semaphore of equal slots, a quarter of which can be reserved."""
+        return cls(count, reserved=max(count // 4, min(1, count - 1)))
+
+    @asynccontextmanager
+    async def hold(self, need: int = 1) -> AsyncGenerator[None]:
+        """Hold `need` units inside the block."""
+        client = await self.acquire(need)
+        try:
+            yield
+        finally:
+            self.release(need, client)
+
+    async def acquire(self, need: int, seconds: float | None = None) -> str:
+        """Wait for `need` units. Return the client, for `release`. Raises `TimeoutError` after
+        `seconds`."""
+        client = CLIENT.get()
+        if not self.waiting and self._fits(client, need):
+            self._take(client, need)
+            return client
+        waiter = _Waiter(need, asyncio.get_running_loop().create_future())
+        self.waiting.setdefault(client, deque()).append(waiter)
+        self._admit()  # those that wait already may have to leave this room free
+        try:
+            async with asyncio.timeout(seconds):
+                await waiter.admitted
+        except BaseException:
+            if waiter.admitted.done() and not waiter.admitted.cancelled():
+                self.release(need, client)  # admitted at the moment it gave up
+            else:
+                self._forget(client, waiter)
+                self._admit()  # the next waiter may need less
+            raise
+        return client
+
+    def release(self, need: int, client: str) -> None:
+        self.free += need
+        self.running -= 1
+        left = self._held.pop(client, 0) - need  # work that needs nothing may hold nothing
+        if left:
+            self._held[client] = left
+        else:
+            self._idle[client] = self.clock()
+        self._admit()
+
+    def _fits(self, client: str, need: int) -> bool:
+        return need <= self.free - self._reserved_for_others(client) and (
+            self.running < self.at_once
+        )
+
+    def _reserved_for_others(self, client: str) -> int:
+        if not self.reserved or client not in self._held:
+            return 0
+        before = self.clock() - RESERVED_SECONDS
+        while self._idle and next(iter(self._idle.values())) < before:
+            del self._idle[next(iter(self._idle))]
+        return min(self.reserved, self.share * len(self._idle))
+
+    def _take(self, client: str, need: int) -> None:
+        self.free -= need
+        self.running += 1
+        self._held[client] = self._held.get(client, 0) + need
+        self._idle.pop(client, None)
+
+    def _admit(self) -> None:
+        while self.waiting:
+            client = min(self.waiting, key=lambda one: self._held.get(one, 0))
+            queue = self.waiting[client]
+            if not self._fits(client, queue[0].need):
+                return
+            waiter = queue.popleft()
+            self.waiting.move_to_end(client)
+            if not queue:
+                del self.waiting[client]
+            if not waiter.admitted.done():  # else it has given up, and `acquire` will clean up
+                self._take(client, waiter.need)
+                waiter.admitted.set_result(None)
+
+    def _forget(self, client: str, waiter: _Waiter) -> None:
+        queue = self.waiting.get(client, deque())
+        if waiter in queue:
+            queue.remove(waiter)
+            if not queue:
+                del self.waiting[client]

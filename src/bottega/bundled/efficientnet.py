@@ -87,6 +87,12 @@ def weights_installed(network: EfficientNetLite = LITE0) -> bool:
     return find_spec(network.package.replace("-", "_")) is not None
 
 
+def check_weights(network: EfficientNetLite) -> None:
+    """Raise `MissingDependencyError` without the package of the weights."""
+    if not weights_installed(network):
+        raise MissingDependencyError(network.package, network.extra)
+
+
 def published_weights(network: EfficientNetLite) -> dict[str, Any]:
     """Return the published tensors by their published names.
 

@@ -35,7 +35,7 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        _print_error(error)
+        print_error(error)
         sys.exit(2 if isinstance(error, SettingError) else 1)
     finally:
         gc.freeze()  # skips the last garbage collection at exit
@@ -59,7 +59,8 @@ def _hush() -> None:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
-def _print_error(error: Exception) -> None:
+def print_error(error: Exception) -> None:
+    """Print an error and its hint on stderr."""
     if isinstance(error, BottegaError):
         message, hint = str(error), error.hint
     elif isinstance(error, OSError):

@@ -70,7 +70,8 @@ def add(
     viewer: Annotated[
         bool,
         Option(
-            "--viewer", help="See all namespaces in the console; change nothing, send no requests."
+            "--viewer",
+            help="See all namespaces in the console, and /metrics; change nothing, send nothing.",
         ),
     ] = False,
     json: Json = False,

@@ -66,6 +66,8 @@ def _print(found: Savings) -> None:
     print_table(COLUMNS, [_row(route, found.answered) for route in found.routes])
     left_out = f"; {found.unpriced} of unknown price are excluded" if found.unpriced else ""
     say(f"spent:            {format_usd(found.spent_usd)} USD, n = {found.requests}{left_out}")
+    if found.servers_usd:
+        say(f"servers:          {format_usd(found.servers_usd)} USD, {found.hours:.1f} hours")
     _print_alone(found)
     _print_agreement(found)
 

@@ -87,8 +87,12 @@ def serve(
         ),
     ] = None,
     check: Annotated[
-        bool, Option("--check", help="Print the effective configuration and exit.")
+        bool, Option("--check", help="Print the configuration, look for each tier's model, exit.")
     ] = False,
+    probe: Annotated[
+        bool, Option("--probe", help="With --check: also send a text and an image to each tier.")
+    ] = False,
+    offline: Annotated[bool, Option("--offline", help="With --check: connect to nothing.")] = False,
     workers: Annotated[
         int,
         Option(
@@ -104,6 +108,7 @@ def serve(
         from bottega.gateway.telemetry.logs import STYLES
     if log_format not in ("", *STYLES):
         raise SettingError(f"log format is unknown, got {log_format!r}", hint="use json or text")
+    _check_options(check, probe, offline)
     style = log_format or ("text" if sys.stderr.isatty() else "json")
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # progress bars would spoil the log
     with ExitStack() as held:
@@ -111,7 +116,7 @@ def serve(
         if demo:
             data = data or Path(held.enter_context(TemporaryDirectory(prefix="bottega-")))
         chosen, made = _chosen(pipeline, config, demo)
-        chosen = _with_tuned_settings(chosen.override(host=host, port=port, data=data))
+        chosen = _with_tuned_settings(chosen.override(host=host, port=port, data=data), offline)
 
         if workers > 1:
             _check_workers(workers, chosen)
@@ -123,15 +128,7 @@ def serve(
             return _with_tuned_settings(loaded)
 
         if check:
-            from bottega.cli.serve_check import print_config
-            from bottega.gateway.running.cache_views import check_cache
-            from bottega.gateway.running.tiers import build_tiers
-
-            print_config(chosen, os.environ, made)
-            note(f"from {chosen.file}")
-            if made is None:
-                build_tiers(chosen, os.environ)  # both fail as a start would
-                check_cache(chosen)
+            _check(chosen, made, probe, offline)
         elif workers > 1:
             raise Exit(_run_workers(chosen, workers, style, read))
         else:
@@ -139,6 +136,37 @@ def serve(
             _run(chosen, made, style, demo, kept, read if from_file else None)
             if demo:
                 _print_saved(chosen)
+
+
+def _check_options(check: bool, probe: bool, offline: bool) -> None:
+    if (probe or offline) and (not check or probe is offline):
+        raise SettingError(
+            "--probe and --offline are options of --check and exclude each other",
+            hint="run bottega serve --check --probe",
+        )
+
+
+def _check(config: Config, pipeline: Pipeline | None, probe: bool, offline: bool) -> None:
+    """Print the configuration and the state of its connections. Raises as a start would."""
+    from bottega.cli import print_error
+    from bottega.cli.serve_check import check_connections, print_config
+    from bottega.gateway.running.cache_views import check_cache
+    from bottega.gateway.running.tiers import build_tiers
+
+    print_config(config, os.environ, pipeline, offline=offline)
+    note(f"from {config.file}")
+    if pipeline is not None:
+        return
+    tier_set = build_tiers(config, os.environ)
+    if not offline or config.cache.database_setting is None:
+        check_cache(config)
+    if offline:
+        return
+    faults = check_connections(config, tier_set, os.environ, probe=probe)
+    for fault in faults:
+        print_error(fault)
+    if faults:
+        raise Exit(1)
 
 
 def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, Pipeline | None]:
@@ -163,7 +191,9 @@ def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, 
     return load_config(file or CONFIG), None
 
 
-def _with_tuned_settings(config: Config) -> Config:
+def _with_tuned_settings(config: Config, offline: bool = False) -> Config:
+    if offline and config.cache.database_setting is not None:
+        return config
     with needs_extra("serve"):
         from bottega.gateway.running.tuned import with_tuned_settings
     return with_tuned_settings(config)

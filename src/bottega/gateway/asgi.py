@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp
 from bottega.errors import StoreError
 from bottega.gateway.chat import Gateway
 from bottega.gateway.completions import completions_endpoint
+from bottega.gateway.decode_budget import BodyBudget
 from bottega.gateway.embeddings import EmbeddingsEndpoint
 from bottega.gateway.errors import (
     CLOSING,
@@ -44,6 +46,22 @@ from bottega.openai_api.streams import to_event
 # Paths for monitoring, which are always answered.
 PROBE_PATHS = ("/healthz", "/readyz", "/metrics")
 POLL_SECONDS = 0.05
+JSON = (b"content-type", b"application/json")
+EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
+# Proxies must not buffer a stream.
+UNBUFFERED = (b"x-accel-buffering", b"no"), (b"cache-control", b"no-store")
+CLIENT_LEFT = 499
+CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+CHAT = ("/v1/chat/completions", "/chat/completions")
+RESPONSES = ("/v1/responses", "/responses")
+MESSAGES = ("/v1/messages",)
+TOKEN_COUNT = "/v1/messages/count_tokens"
+COMPLETIONS = ("/v1/completions", "/completions")
+EMBEDDINGS = ("/v1/embeddings", "/embeddings")
+CHAT_PATHS = {*CHAT, *RESPONSES, *COMPLETIONS, *EMBEDDINGS}
+CREATED = 1767225600  # creation time of the virtual models: clients need a number
+CONSOLE = "/ui"
+PREFLIGHT_SECONDS = 600
 
 
 class WatchedRequest:
@@ -122,14 +140,6 @@ class DisconnectWatcher:
             self._schedule_tick()
 
 
-JSON = (b"content-type", b"application/json")
-EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
-# Proxies must not buffer a stream.
-UNBUFFERED = (b"x-accel-buffering", b"no"), (b"cache-control", b"no-store")
-CLIENT_LEFT = 499
-CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-
-
 @dataclass(frozen=True)
 class ChatEndpoint:
     """ASGI endpoint that calls `answer` with the headers and a function that reads the body. Its
@@ -147,6 +157,7 @@ class ChatEndpoint:
     watch: DisconnectWatcher = field(default_factory=DisconnectWatcher)
     keep_alive: bytes = b": keep-alive\n\n"
     keep_alive_seconds: float = 15.0
+    bodies: BodyBudget = field(default_factory=BodyBudget)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {
@@ -167,7 +178,8 @@ class ChatEndpoint:
         record.has_left = lambda: watched.has_left
 
         async def body() -> bytes:
-            raw = await _body(headers, receive, self.limits)
+            with self.bodies.receiver(headers.get("content-length"), receive) as receiver:
+                raw = await _body(headers, receiver, self.limits)
             self.watch.begin(watched)
             return raw
 
@@ -313,16 +325,6 @@ class ReplySender:
         await self._send({"type": "http.response.body", "body": event})
 
 
-CHAT = ("/v1/chat/completions", "/chat/completions")
-RESPONSES = ("/v1/responses", "/responses")
-MESSAGES = ("/v1/messages",)
-TOKEN_COUNT = "/v1/messages/count_tokens"
-COMPLETIONS = ("/v1/completions", "/completions")
-EMBEDDINGS = ("/v1/embeddings", "/embeddings")
-CHAT_PATHS = {*CHAT, *RESPONSES, *COMPLETIONS, *EMBEDDINGS}
-CREATED = 1767225600  # creation time of the virtual models: clients need a number
-
-
 def endpoints_by_path(gateway: Gateway, chat_endpoint: ChatEndpoint) -> dict[str, ChatEndpoint]:
     """Return the endpoints of all APIs on top of `chat_endpoint`, that of chat completions."""
     chat = chat_endpoint.answer
@@ -348,17 +350,13 @@ def endpoints_by_path(gateway: Gateway, chat_endpoint: ChatEndpoint) -> dict[str
     )
 
 
-PREFLIGHT_SECONDS = 600
-CONSOLE = "/ui"
-
-
 def is_console(path: str) -> bool:
     return path == CONSOLE or path.startswith(f"{CONSOLE}/")
 
 
 def unframed(send: Send) -> Send:
     """Return a `send` that forbids other pages to show the response in a frame, where a user could
-    be made to click on it. Errors of the server itself have no other headers for it."""
+    be made to click on it. Errors outside the pages have no policy of their own."""
 
     async def send_unframed(message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -372,46 +370,23 @@ def unframed(send: Send) -> Send:
     return send_unframed
 
 
-def allowed_origin(scope: Scope, origins: Collection[str]) -> bytes:
-    """Return the origin of the web page that calls the API, empty if it is not one of `origins`.
-    Pages of other sites never reach the console and the administration API."""
+def open_to_pages(app: ASGIApp, scope: Scope, origins: Collection[str]) -> ASGIApp:
+    """Return the app, for a call of the API by a web page of the `origins` as one that lets the
+    page read all replies (CORS). Other pages, the console and the administration API have no such
+    permission. Cookies are not allowed: keys are in headers."""
     if not origins or scope["type"] != "http":
-        return b""
-    path = scope["path"]
-    origin: bytes = dict(scope["headers"]).get(b"origin", b"")
-    is_api = path.startswith("/v1/") or path in CHAT_PATHS
-    return origin if is_api and origin.decode("latin-1") in origins else b""
-
-
-def preflight_response(scope: Scope) -> Response:
-    """Return the permission of the request that a page wants to send. It does not allow cookies:
-    keys are in headers."""
-    wanted = dict(scope["headers"]).get(b"access-control-request-headers", b"")
-    headers = {
-        "access-control-allow-methods": "GET, POST, DELETE",
-        "access-control-allow-headers": wanted.decode("latin-1"),
-        "access-control-max-age": str(PREFLIGHT_SECONDS),
-    }
-    return Response(status_code=204, headers=headers)
-
-
-def readable_by(origin: bytes, send: Send) -> Send:
-    """Return a `send` that lets a page of this origin read the reply and its headers."""
-
-    async def send_readable(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            headers = list(message.get("headers", ()))
-            names = {name.lower() for name, _ in headers}
-            exposed = sorted(name for name in names if name.startswith((b"x-", b"retry-after")))
-            headers += [
-                (b"access-control-allow-origin", origin),
-                (b"access-control-expose-headers", b", ".join(exposed)),
-                (b"vary", b"origin"),
-            ]
-            message = {**message, "headers": headers}
-        await send(message)
-
-    return send_readable
+        return app
+    path, origin = scope["path"], dict(scope["headers"]).get(b"origin", b"").decode("latin-1")
+    if origin not in origins or not (path.startswith("/v1/") or path in CHAT_PATHS):
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=[origin],
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["*"],
+        max_age=PREFLIGHT_SECONDS,
+    )
 
 
 class App:
@@ -430,7 +405,7 @@ class App:
         lifespan: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         self._endpoints = endpoints_by_path(gateway, chat_endpoint)
-        self._gateway = gateway
+        self._gateway, self.bodies = gateway, chat_endpoint.bodies
         self._is_ready, self._tier_problems, self._metrics = is_ready, tier_problems, metrics
         # Set after its socket is bound. On this port `/metrics` needs no key.
         self.metrics_port: int | None = None
@@ -455,18 +430,23 @@ class App:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app: ASGIApp = self._rest
-        if scope["type"] == "http":
-            if is_console(scope["path"]):
-                send = unframed(send)
-            try:
-                self._check(scope)
-            except ApiError as error:
-                await error_at(scope["path"], error)(scope, receive, send)
-                return
-            if scope["method"] == "POST":
-                app = self._endpoints.get(scope["path"], app)
-        await app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._rest(scope, receive, send)
+            return
+        if is_console(scope["path"]):
+            send = unframed(send)
+        try:
+            self._check(scope)
+        except ApiError as error:
+            await error_at(scope["path"], error)(scope, receive, send)
+            return
+        endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
+        if endpoint is not None:
+            await endpoint(scope, receive, send)
+            return
+        length = dict(scope["headers"]).get(b"content-length", b"").decode("latin-1")
+        with self.bodies.receiver(length, receive) as receiver:
+            await self._rest(scope, receiver, send)  # forms are kept in files until the reply
 
     def _check(self, scope: Scope) -> None:
         """Check the host name, and on the metrics port the path. Raises `ApiError`."""
@@ -532,14 +512,16 @@ class App:
         # A peer on loopback may be a proxy that serves the public, even without proxy headers, and
         # metrics name tenants and their spending.
         is_open = self._gateway.authenticate is None or self._is_for_metrics(request.scope)
-        if not is_open and not self._gateway.check_key(request.headers).admin:
-            raise ApiError(
-                "this key may not read the metrics",
-                status=403,
-                code="not_an_admin",
-                hint="send an admin's key (bottega keys add NAME --admin), or set"
-                " gateway.metrics_port",
-            )
+        if not is_open:
+            account = self._gateway.check_key(request.headers, may_view=True)
+            if not (account.admin or account.viewer):
+                raise ApiError(
+                    "this key may not read the metrics",
+                    status=403,
+                    code="not_an_admin",
+                    hint="send a viewer's key (bottega keys add NAME --viewer), or set"
+                    " gateway.metrics_port",
+                )
         payload, kind = self._metrics()
         return Response(payload, media_type=kind)
 

@@ -13,12 +13,12 @@ from time import perf_counter
 
 import orjson
 
-from bottega._util.caching import LeaderFlight
+from bottega._util.caching import CLIENT, LeaderFlight
 from bottega.errors import BottegaError, EmbeddingError, SettingError, StoreError
 from bottega.gateway.accounting.limiter import ALL, Access, KeyDefaults, Limiter
 from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.completion import Completer
-from bottega.gateway.decode_budget import CLIENT, DecodeBudget
+from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.errors import note_failure, unknown_key
 from bottega.gateway.experiments import Experiment
 from bottega.gateway.finalization import Finalizer, ShadowRunner
@@ -69,12 +69,7 @@ from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import allowed_fields
 from bottega.openai_api.request import ChatRequest
 from bottega.openai_api.response import ChatCompletion
-from bottega.openai_api.streams import (
-    DONE_EVENT,
-    from_chunks,
-    has_only_usage,
-    to_event,
-)
+from bottega.openai_api.streams import DONE_EVENT, from_chunks, has_only_usage, to_event
 
 Land = Callable[[CachedReply], None]
 
@@ -218,7 +213,7 @@ class Gateway:
     async def _read(
         self, record: RequestRecord, raw: bytes, given: Mapping[str, str]
     ) -> tuple[ChatRequest, Overrides]:
-        """Return a body and its overrides, of which `given` are the headers. Raises `ApiError`."""
+        """Return the request and its overrides by model name and headers. Raises `ApiError`."""
         request = self.limits.read(raw)
         request.body = allowed_fields(request.body, self.more_fields)
         overrides = self._overrides(request.model, tuple(given.items()))
@@ -242,8 +237,9 @@ class Gateway:
         tokens = max(1, estimates.prompt(model, request.prompt_tokens))
         return Reply({}, orjson.dumps({"input_tokens": tokens}))
 
-    def check_key(self, headers: Mapping[str, str]) -> Account:
-        """Return the account of the key in the headers. Raises `ApiError`."""
+    def check_key(self, headers: Mapping[str, str], *, may_view: bool = False) -> Account:
+        """Return the account of the key in the headers, and make it the client of this task. The
+        key of a viewer needs `may_view`. Raises `ApiError`."""
         if self.authenticate is None:
             check_origin(headers.get("origin"), self.allowed_hosts, self.allowed_origins)
             return ANONYMOUS
@@ -251,13 +247,14 @@ class Gateway:
         account = self.authenticate(key or None)
         if account is None:
             raise unknown_key(key)
-        if account.viewer:
+        if account.viewer and not may_view:
             raise ApiError(
                 "this key may only view the console",
                 status=403,
                 code="viewer_key",
                 hint="use another key for requests",
             )
+        CLIENT.set(account.id)
         return account
 
     def models_of(self, account: Account) -> list[str]:
@@ -274,7 +271,7 @@ class Gateway:
     async def enter(self, record: RequestRecord, account: Account) -> None:
         """Check the limits of an account. Raises `ApiError`."""
         record.account, record.namespace = account, account.namespace
-        CLIENT.set(account.id)  # of this task only: fair turns in the decode budget
+        CLIENT.set(account.id)  # of this task only: fair turns
         self.access.enter(account)
         # Only after `enter`: a rejected request must not lower the count when it ends.
         record.entered = True

@@ -18,8 +18,10 @@ import orjson
 from bottega._util.tracing import span
 from bottega.errors import (
     BottegaError,
+    EmbeddingError,
     EmptyKnowledgeBaseError,
     GenerationError,
+    ImageError,
     PromptRejectedError,
     RejectedError,
     SettingError,
@@ -47,7 +49,7 @@ from bottega.gateway.reasoning import (
     trim_stream,
     with_instruction,
 )
-from bottega.gateway.refusals import Refusals, is_content_policy
+from bottega.gateway.rejections import Rejections, is_content_policy
 from bottega.gateway.request_search import RequestSearch, may_search
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
@@ -83,7 +85,7 @@ class Completer:
     fallback: Fallback = "any"
     decoding: DecodeBudget = field(default_factory=DecodeBudget)
     finish_seconds: float = 60.0
-    refusals: Refusals = field(default_factory=Refusals)
+    rejections: Rejections = field(default_factory=Rejections)
 
     async def complete(self, job: ChatJob) -> ChatResult:
         """Return the routed tier's answer, or that of a fallback. Raises the last tier's
@@ -102,7 +104,7 @@ class Completer:
             result = steps.dismissed.pop()
             kept = f"kept the answer of {result.call.served.name}: {reason_of(error)}"
             job.record.add_route_reason(kept)
-        steps.learn_refusals()
+        steps.learn_rejections()
         dismissed = tuple((one.call, one.completed) for one in steps.dismissed)
         completed = self.without_extras(job, result.call, result.completed)
         if result.call.reasons:
@@ -115,7 +117,7 @@ class Completer:
         steps = _JobSteps(self, job, self._open_stream, partial(_stream_of, job))
         with self.drafts(job):
             stream, _ = await run(steps)
-        steps.learn_refusals()
+        steps.learn_rejections()
         return replace(stream, failed=tuple(steps.failed))
 
     async def call_upstream(self, job: ChatJob, call: UpstreamCall) -> ChatResult:
@@ -200,10 +202,10 @@ class Completer:
                 job.record.add_route_reason(f"{routed} does not support the request")
             may = [able[0], *(one for one in able[1:] if self._may_replace(job, able[0], one))]
             account, request = job.record.account.id, job.request
-            if job.may_use_master:  # a refusal, which a client can cause, must not lead there
-                may.sort(key=lambda one: self.refusals.knows(account, one.name, request))
+            if job.may_use_master:  # a rejection, which a client can cause, must not lead there
+                may.sort(key=lambda one: self.rejections.knows(account, one.name, request))
             if may[0] is not able[0]:
-                job.record.add_route_reason(f"{able[0].name} refused such a request recently")
+                job.record.add_route_reason(f"{able[0].name} rejected such a request recently")
             return may
         capabilities = [served.capabilities for served in order]
         raise unsupported_request(job.request, capabilities, routed if is_named else "")
@@ -237,6 +239,11 @@ class Completer:
             tier = await query.pipeline.route(query.query)
         except ApiError:
             raise
+        except (EmbeddingError, ImageError) as error:
+            record.degraded = True
+            record.add_route_reason("the embedder cannot read the question")
+            self.warn("question not embedded, master used", error)
+            return self.served[-1].name, False
         except BottegaError as error:
             record.degraded = True
             record.add_route_reason("routing failed")
@@ -279,8 +286,8 @@ class _JobSteps(Generic[Outcome]):
         self._waiting: list[ServedTier] = []
         self._call: UpstreamCall | None = None
         self._without_examples = self._without_fields = False
-        self._refused: list[tuple[ServedTier, BottegaError]] = []
-        self._failure: BottegaError | None = None  # of a tier that did not refuse
+        self._rejected: list[tuple[ServedTier, BottegaError]] = []
+        self._failure: BottegaError | None = None  # of a tier that did not reject
         self.dismissed: list[ChatResult] = []
         self.failed: list[str] = []
 
@@ -408,8 +415,8 @@ class _JobSteps(Generic[Outcome]):
 
     async def recover(self, served: ServedTier, error: BottegaError) -> ServedTier:
         call = self._call
-        if isinstance(error, BudgetError) and self._refused:
-            raise self._refused[0][1] from error
+        if isinstance(error, BudgetError) and self._rejected:
+            raise self._rejected[0][1] from error
         if call is None or not isinstance(error, GenerationError | SettingError):
             raise error
         if isinstance(error, MisconfiguredError):
@@ -424,14 +431,14 @@ class _JobSteps(Generic[Outcome]):
             raise error
         # Another model may support the request. If all reject it, raise the first tier's error.
         if _is_rejected(error):
-            self._refused.append((served, error))
+            self._rejected.append((served, error))
             if not self._job.may_use_master:
                 master = self._completer.served[-1]
                 self._waiting = [one for one in self._waiting if one is not master]
         else:
             self._failure = error
         if not (self._waiting or self.dismissed):
-            raise self._failure or self._refused[0][1]
+            raise self._failure or self._rejected[0][1]
         # Another tier may cost more than planned: the operator must see it.
         self._completer.warn.count(f"{served.name} failed, another tier used")
         log.warning("%s failed, using another tier: %s", served.name, error)
@@ -457,11 +464,11 @@ class _JobSteps(Generic[Outcome]):
         log.warning("%s is tried again without the gateway's additions: %s", served.name, error)
         return True
 
-    def learn_refusals(self) -> None:
-        """Remember the refusals once another tier has answered: only then are they the tier's."""
+    def learn_rejections(self) -> None:
+        """Remember the rejections once another tier has answered: else the request is at fault."""
         job = self._job
-        for served, error in self._refused:
-            self._completer.refusals.learn(job.record.account.id, served.name, job.request, error)
+        for served, error in self._rejected:
+            self._completer.rejections.learn(job.record.account.id, served.name, job.request, error)
 
     async def escalate(self, outcome: Outcome) -> ServedTier | None:
         job, query = self._job, self._job.query

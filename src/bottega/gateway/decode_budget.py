@@ -1,97 +1,20 @@
-"""Memory budget for decoding images, shared fairly between clients."""
+"""Memory budgets for decoding images and for bodies, shared fairly between clients."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
 
-from bottega.gateway.ports import ExampleWriter
+from bottega._util.caching import FairSemaphore
+from bottega.gateway.ports import ExampleWriter, Receive
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
 from bottega.pixels import DecodeCost
 from bottega.protocols import Retriever
 from bottega.types import Candidate, Example, Query
-
-# Client (account id) whose request the current task serves.
-CLIENT: ContextVar[str] = ContextVar("client", default="")
-
-
-@dataclass(eq=False)
-class _Waiter:
-    need: int
-    admitted: asyncio.Future[None]
-
-
-@dataclass
-class FairSemaphore:
-    """Weighted semaphore. Waiting clients are admitted in turn, the work of each client in order.
-    No work overtakes the next in turn, so large work is not starved."""
-
-    room: int
-    at_once: int
-    free: int = field(init=False)
-    running: int = 0
-    waiting: OrderedDict[str, deque[_Waiter]] = field(default_factory=OrderedDict)
-
-    def __post_init__(self) -> None:
-        self.free = self.room
-
-    async def acquire(self, need: int, seconds: float | None = None) -> None:
-        """Wait for `need` units. Raises `TimeoutError` after `seconds`."""
-        if not self.waiting and self._fits(need):
-            self._take(need)
-            return
-        client, waiter = CLIENT.get(), _Waiter(need, asyncio.get_running_loop().create_future())
-        self.waiting.setdefault(client, deque()).append(waiter)
-        try:
-            async with asyncio.timeout(seconds):
-                await waiter.admitted
-        except BaseException:
-            if waiter.admitted.done() and not waiter.admitted.cancelled():
-                self.release(need)  # admitted at the moment it gave up
-            else:
-                self._forget(client, waiter)
-                self._admit()  # the next waiter may need less
-            raise
-
-    def release(self, need: int) -> None:
-        self.free += need
-        self.running -= 1
-        self._admit()
-
-    def _fits(self, need: int) -> bool:
-        return need <= self.free and self.running < self.at_once
-
-    def _take(self, need: int) -> None:
-        self.free -= need
-        self.running += 1
-
-    def _admit(self) -> None:
-        while self.waiting:
-            client, queue = next(iter(self.waiting.items()))
-            if not self._fits(queue[0].need):
-                return
-            waiter = queue.popleft()
-            self.waiting.move_to_end(client)
-            if not queue:
-                del self.waiting[client]
-            if not waiter.admitted.done():  # else it has given up, and `acquire` will clean up
-                self._take(waiter.need)
-                waiter.admitted.set_result(None)
-
-    def _forget(self, client: str, waiter: _Waiter) -> None:
-        queue = self.waiting.get(client, deque())
-        if waiter in queue:
-            queue.remove(waiter)
-            if not queue:
-                del self.waiting[client]
-
 
 T = TypeVar("T")
 Cost = Callable[[Image], DecodeCost]
@@ -110,6 +33,11 @@ JPEG_TYPES = ("image/jpeg", "image/mpo")
 SMALL = 16 * MB
 SMALL_BUDGET = 64 * MB
 WAIT_SECONDS = 10.0
+RECEIVED_BYTES = 512 * MB
+# Bodies of at most this size never wait: gateway.max_concurrent bounds them well enough.
+SMALL_BODY = 64 * 1024
+# A body may take so long, and a second more for each of these bytes.
+BODY_SECONDS, BODY_BYTES_PER_SECOND = 120.0, 64 * 1024
 
 
 def embedding_cost(image: Image) -> DecodeCost:
@@ -163,7 +91,7 @@ class DecodeBudget:
         need = min(need, self.max_bytes)  # work above the budget waits until it is alone
         lane = self._small if need <= min(SMALL, self.max_bytes) else self._large
         try:
-            await lane.acquire(need, self.wait_seconds)
+            client = await lane.acquire(need, self.wait_seconds)
         except TimeoutError:
             raise ApiError(
                 "the gateway has no memory left for decoding images",
@@ -174,7 +102,7 @@ class DecodeBudget:
             ) from None
 
         def release(task: asyncio.Future[T]) -> None:
-            lane.release(need)
+            lane.release(need, client)
             if not task.cancelled():
                 task.exception()  # retrieve it: no caller does after the client has left
 
@@ -227,9 +155,90 @@ class BudgetedExampleWriter:
     ) -> None:
         self._writer, self._budget, self._timer = writer, budget, timer
 
-    async def store(self, example: Example, /) -> str | None:
+    async def store(self, example: Example, /, *, pin: bool = False) -> str | None:
         async def work() -> str | None:
             with self._timer():
-                return await self._writer.store(example)
+                return await self._writer.store(example, pin=pin)
 
         return await self._budget.run(example.query.images, work)
+
+
+class BodyBudget:
+    """Budget of at most `max_bytes` of bodies that are being received, by their stated length.
+    Clients take turns; one that is sending leaves a quarter to each other one. Without a new byte
+    for `stalled_seconds`, a body is rejected."""
+
+    stalled_seconds = 20.0
+    wait_seconds = 30.0  # stalled bodies end meanwhile
+
+    def __init__(self, max_bytes: int = RECEIVED_BYTES) -> None:
+        quarter = max_bytes // 4
+        self.bytes = FairSemaphore(max_bytes, reserved=quarter, share=quarter)
+
+    @contextmanager
+    def receiver(self, content_length: str | None, receive: Receive) -> Iterator[BodyReceiver]:
+        """Yield `receive` within the limits of the budget; at the end of the block its bytes are no
+        longer kept. Nothing is reserved before its first call, which so must come after the check
+        of the key."""
+        length = content_length or ""
+        receiver = BodyReceiver(self, int(length[:20]) if length.isdecimal() else 0, receive)
+        try:
+            yield receiver
+        finally:
+            for need, client in receiver.held:
+                self.bytes.release(need, client)
+
+
+class BodyReceiver:
+    """Receiver of the messages of one request. Raises `ApiError` (408, 503)."""
+
+    def __init__(self, budget: BodyBudget, length: int, receive: Receive) -> None:
+        self._budget, self._length, self._receive = budget, length, receive
+        self._received, self._deadline, self._is_complete = 0, 0.0, False
+        self.held: list[tuple[int, str]] = []
+
+    async def __call__(self) -> MutableMapping[str, Any]:
+        if self._is_complete:  # what follows is the disconnect
+            return await self._receive()
+        if self._received or self._length > SMALL_BODY:
+            message = await self._receive_in_time()
+        else:  # mostly the whole body: a timer would cost more than the rest
+            message = await self._receive()
+        self._received += len(message.get("body", b""))
+        self._is_complete = not message.get("more_body")
+        return message
+
+    async def _receive_in_time(self) -> MutableMapping[str, Any]:
+        if max(self._length, self._received) > SMALL_BODY:
+            await self._reserve()
+        now = asyncio.get_running_loop().time()
+        self._deadline = self._deadline or now + BODY_SECONDS
+        latest = self._deadline + self._received / BODY_BYTES_PER_SECOND
+        try:
+            async with asyncio.timeout_at(min(now + self._budget.stalled_seconds, latest)):
+                return await self._receive()
+        except TimeoutError:
+            raise ApiError(
+                "the body of the request did not arrive in time",
+                status=408,
+                code="body_timeout",
+                headers={"connection": "close"},
+                hint="send it without pauses, or in smaller requests",
+            ) from None
+
+    async def _reserve(self) -> None:
+        """Reserve the length, and of a body without one a megabyte at a time."""
+        lane, reserved = self._budget.bytes, sum(need for need, _ in self.held)
+        wanted = self._length or (self._received // MB + 1) * MB
+        most = lane.room - lane.reserved  # a longer body must leave room for other clients, too
+        if (need := min(wanted, most) - reserved) > 0:
+            try:
+                self.held.append((need, await lane.acquire(need, self._budget.wait_seconds)))
+            except TimeoutError:
+                raise ApiError(
+                    "the gateway is receiving too many large bodies",
+                    status=503,
+                    code="receiving_busy",
+                    headers={"retry-after": "2"},
+                    hint="try again in a moment, or send fewer large requests at a time",
+                ) from None

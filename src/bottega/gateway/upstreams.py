@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
 import orjson
 
-from bottega.errors import RejectedError, SettingError
+from bottega._util.caching import FairSemaphore
+from bottega.errors import EndpointError, PromptRejectedError, RejectedError
 from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.errors import MisconfiguredError
 from bottega.gateway.ports import PrefixUpstream, Upstream
@@ -20,15 +21,8 @@ from bottega.image import Image
 from bottega.openai_api.client import Breaker, ChatClient, RetryPolicy
 from bottega.openai_api.endpoint import Endpoint
 from bottega.openai_api.fields import FIELDS, LIMITS
-from bottega.openai_api.request import (
-    Body,
-    ChatMessage,
-    OtherPart,
-    Part,
-    TextPart,
-    parse_messages,
-)
-from bottega.openai_api.response import ChatCompletion, completion_json, error_body
+from bottega.openai_api.request import Body, ChatMessage, OtherPart, Part, TextPart, parse_messages
+from bottega.openai_api.response import ChatCompletion, completion_json, error_body, get
 from bottega.openai_api.streams import to_chunks
 from bottega.protocols import Generator, PrefixGenerator
 from bottega.types import Message, Prefix, Prompt, Role, Sampling
@@ -36,6 +30,8 @@ from bottega.types import Message, Prefix, Prompt, Role, Sampling
 LONGEST_WAIT = 8.0
 LONGEST_TOTAL = 20.0
 CHECK_SECONDS = 5.0
+# Requests that a model of this process has at a time: two batches, so the next one is full.
+LOCAL_SLOTS = 32
 # Statuses of a wrong key, quota, model name or address, which only the operator can change.
 OPERATOR_STATUSES = (401, 402, 403, 404, 405, 407, 429)
 NO_MODEL_LIST = (404, 405, 501)
@@ -68,12 +64,6 @@ class HttpUpstream:
         max_tokens: int | None = None,
         breaker: Breaker | None = None,
     ) -> None:
-        if not timeout > 0 or concurrency < 1:
-            raise SettingError(
-                "timeout and concurrency must be positive,"
-                f" got timeout={timeout} and concurrency={concurrency}",
-                hint="leave them out for 300 seconds and 256 requests",
-            )
         self.model = model
         self.breaker = breaker or Breaker()
         self._timeout = timeout
@@ -124,11 +114,30 @@ class HttpUpstream:
     async def check(self) -> None:
         """Request the list of models; a server without one counts as up."""
         self.breaker.check()
-        response = await self._client.get("/models", min(CHECK_SECONDS, self._timeout))
-        if response.status >= 300 and response.status not in NO_MODEL_LIST:
-            body = error_body(response.payload)
-            error = self._client.error(response.status, body, response.headers)
-            raise MisconfiguredError(error) if _is_the_operators(error) else error
+        try:
+            await self._model_list("/models")
+        except RejectedError as error:
+            raise MisconfiguredError(error) if _is_the_operators(error) else error from None
+
+    async def models(self) -> list[str] | None:
+        """Return the ids of the server's models, None without a list. A model that is not in it,
+        such as one on another page, is requested by its name. Raises `EndpointError`."""
+        found = await self._model_list("/models")
+        if found and self.model not in found:
+            with suppress(EndpointError):
+                found += await self._model_list(f"/models/{self.model}") or []
+        return found
+
+    async def _model_list(self, path: str) -> list[str] | None:
+        response = await self._client.get(path, min(CHECK_SECONDS, self._timeout))
+        if response.status in NO_MODEL_LIST:
+            return None
+        body = error_body(response.payload)
+        if response.status >= 300:
+            raise self._client.error(response.status, body, response.headers)
+        rows = [body] if body.get("object") == "model" else body.get("data")
+        ids = [get(row, "id") for row in rows] if isinstance(rows, list) else []
+        return [id for id in ids if isinstance(id, str)] or None
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -177,15 +186,16 @@ class LocalUpstream:
     answer is greedy, unlike OpenAI's.
 
     A body that needs an unsupported feature (tools, JSON formats, output constraints,
-    log-probabilities, audio) or has an invalid value raises `SettingError`; an unreadable image
-    raises `ImageError`. Other sampling parameters, such as `top_p`, have no effect. A stream starts
-    when the answer is complete.
+    log-probabilities, audio) or has an invalid value raises `PromptRejectedError`; an unreadable
+    image raises `ImageError`. Other sampling parameters, such as `top_p`, have no effect. A stream
+    starts when the answer is complete.
     """
 
     def __init__(self, generator: Generator, *, sampling: Sampling | None = None) -> None:
         self._generator = generator
         self._sampling = sampling or Sampling()
         self.decoding = DecodeBudget()
+        self._slots = FairSemaphore.of_slots(LOCAL_SLOTS)
 
     @property
     def model(self) -> str:
@@ -197,7 +207,8 @@ class LocalUpstream:
     async def complete(self, body: Body, /) -> ChatCompletion:
         sampling = _sampling_of(body, self._sampling)
         prompt = await self._reduced(await _prompt(body))
-        reply = await self._generator.generate(prompt, sampling)
+        async with self._slots.hold():
+            reply = await self._generator.generate(prompt, sampling)
         payload = orjson.dumps(completion_json(reply))
         return ChatCompletion(payload, reply.model, reply.completions, reply.usage)
 
@@ -210,7 +221,7 @@ class LocalUpstream:
         """Return an upstream of the same model that puts a KV prefix in front of every prompt."""
         generator = cast(PrefixGenerator, self._generator).with_prefix(prefix)
         upstream = LocalUpstream(generator, sampling=self._sampling)
-        upstream.decoding = self.decoding
+        upstream.decoding, upstream._slots = self.decoding, self._slots
         return upstream
 
     async def check(self) -> None:
@@ -241,7 +252,7 @@ class LocalUpstream:
 
 async def _prompt(body: Body) -> Prompt:
     """Return the prompt of a body; decode data URLs off the event loop. Raises `ApiError`,
-    `ImageError`, and `SettingError` for anything that the model does not support."""
+    `ImageError`, and `PromptRejectedError` for anything that the model does not support."""
     messages = parse_messages(body.get("messages"))
 
     def convert() -> Prompt:
@@ -255,14 +266,16 @@ async def _prompt(body: Body) -> Prompt:
 def _message(message: ChatMessage, where: str) -> Message:
     role = ROLES.get(message.role)
     if role is None:
-        raise SettingError(
+        raise PromptRejectedError(
             f"{where}.role is not supported by this model, got {message.role!r}",
             hint=f"use one of {', '.join(ROLES)}",
         )
     if message.raw.get("tool_calls") or message.raw.get("function_call"):
         raise _unsupported(f"{where}.tool_calls")
     if message.parts is None:
-        raise SettingError(f"{where}.content is missing", hint="send a text or a list of parts")
+        raise PromptRejectedError(
+            f"{where}.content is missing", hint="send a text or a list of parts"
+        )
     return Message(role, tuple(_part(part, where, i) for i, part in enumerate(message.parts)))
 
 
@@ -270,12 +283,14 @@ def _part(part: Part, where: str, number: int) -> str | Image:
     if isinstance(part, TextPart):
         return part.text
     if isinstance(part, OtherPart):
-        raise SettingError(
+        raise PromptRejectedError(
             f"{part.param} is not supported by this model, got a part of type {part.kind[:64]!r}",
             hint="send parts of type text and image_url",
         )
     if not part.url.startswith("data:"):
-        raise SettingError(f"{part.param} is not a data URL", hint="send data:image/png;base64,...")
+        raise PromptRejectedError(
+            f"{part.param} is not a data URL", hint="send data:image/png;base64,..."
+        )
     return Image.from_data_url(part.url, source=f"{where}.content[{number}]")
 
 
@@ -304,7 +319,7 @@ def _sampling_of(body: Body, base: Sampling) -> Sampling:
     if "stop" in fields:
         stops = [fields["stop"]] if isinstance(fields["stop"], str) else fields["stop"]
         if len(stops) > MAX_STOPS or "" in stops:
-            raise SettingError(
+            raise PromptRejectedError(
                 f"stop must have at most {MAX_STOPS} texts, none empty, got {len(stops)}",
                 hint="send fewer stop texts, and no empty one",
             )
@@ -325,8 +340,8 @@ UNSUPPORTED = (
 )
 
 
-def _unsupported(name: str) -> SettingError:
-    return SettingError(
+def _unsupported(name: str) -> PromptRejectedError:
+    return PromptRejectedError(
         f"{name} is not supported by this model",
         hint="leave it out, or use a model with an HTTP endpoint",
     )

@@ -12,15 +12,9 @@ from string import ascii_uppercase
 from bottega.parsing.answers import find_choice, normalize
 from bottega.parsing.choices import ChoiceParser
 from bottega.parsing.final_answers import TAKEN_BACK, FinalAnswerParser, stated_part
-from bottega.parsing.formulas import formula_value
 from bottega.parsing.labels import LabelParser, stated_label
-from bottega.parsing.phrase_rules import (
-    ORDERED,
-    compare_formulas,
-    compare_lists,
-    compare_phrases,
-)
-from bottega.parsing.phrases import MAX_LENGTH, phrase
+from bottega.parsing.phrase_rules import ORDERED, compare_formulas, compare_lists, compare_phrases
+from bottega.parsing.phrases import MAX_LENGTH, parse_phrase
 from bottega.parsing.quantities import (
     DIFFERENT,
     SAME,
@@ -33,7 +27,7 @@ from bottega.parsing.replies import FENCE, first_turn, strip_thinking, unwrap
 from bottega.types import Answer, Completion, Query
 
 # Version of these rules: stored outcomes of another version are not comparable.
-COMPARISON_RULES = 2
+COMPARISON_RULES = 3
 # "B+", "C#", "F♯" and "-B" are not letters.
 AROUND_LETTER = r"[\s*_()\[\].,:;!?`\"'“”]*"
 LETTER = re.compile(
@@ -61,14 +55,16 @@ STILL_ANSWERS = re.compile(
 )
 # A sentence with such a word may name the options that it does not choose.
 DENIES = re.compile(
-    r"\b(?:not|no|nor|never|neither|either|or|without|cannot|unable|except|hardly|un\w*likely|kein\w*"
-    r"|nicht|rule[sd]? out|exclud\w*|eliminat\w*|wrong|incorrect|instead|rather)\b|n['’]t\b|[不非]",
+    r"\b(?:not|no|nor|never|neither|either|or|if|unless|without|cannot|unable|except|hardly|kein\w*"
+    r"|un\w*likely|nicht|rule[sd]? out|exclud\w*|eliminat\w*|wrong|incorrect|instead|rather)\b"
+    r"|n['’]t\b|[不非]",
     re.I,
 )
 MAX_REFUSAL = 400
 # Fields that hold the answer of an object with others, such as a confidence.
 ANSWER_FIELDS = ("answer", "label", "result", "value", "class", "category", "prediction", "output")
-MAX_DEPTH = 50
+# A star that is no emphasis: the grade "A*".
+LONE_STAR = re.compile(r"\A([^*]*\w)\*(?!\w)([^*]*)\Z")
 
 
 def compare_replies(one: str, other: str, query: Query) -> Sameness:
@@ -78,8 +74,7 @@ def compare_replies(one: str, other: str, query: Query) -> Sameness:
     "Answer:" or "the answer is", or the whole reply. An empty reply and a refusal ("I cannot tell")
     differ from any answer; two of them are undecided. See `same_answer` for the rules.
     """
-    texts = [strip_thinking(reply) for reply in (one, other)]
-    return _compare(texts[0], texts[1], with_options(query))
+    return _compare(strip_thinking(one), strip_thinking(other), with_options(query))
 
 
 def decided_agreement(one: str, other: str, query: Query, /) -> float | None:
@@ -97,10 +92,9 @@ def same_answer(one: Answer, other: Answer, query: Query, /) -> Sameness:
     """
     if not (one.valid and other.valid):
         return _compare_missing(one, other)
-    if len(one.labels) > 1 and set(one.labels) == set(other.labels):
-        return SAME
     query = with_options(query)
-    if not query.choices and one.labels and one.labels == other.labels:
+    equal_labels = one.labels and set(one.labels) == set(other.labels)
+    if equal_labels and (len(one.labels) > 1 or not query.choices):
         return SAME
     if query.choices and (_labels(one, query) or _labels(other, query)):
         return same_choice(one, other, query)
@@ -124,10 +118,16 @@ def _compare_missing(one: Answer, other: Answer) -> Sameness:
 def _compare(one: str, other: str, query: Query) -> Sameness:
     if one.strip() == other.strip() and not is_refusal(final_answer(one, query)):
         return SAME
-    ours, theirs = _json(one), _json(other)
-    if (ours is not None or theirs is not None) and not _is_labelled((ours, theirs), query):
-        pair = one if ours is None else ours, other if theirs is None else theirs
-        return _compare_json(*pair, query)
+    ours, theirs = _parse_json(one), _parse_json(other)
+    # A query with choices asks for one field.
+    is_label = query.choices and not any(isinstance(v, dict) and len(v) > 1 for v in (ours, theirs))
+    if (ours is not None or theirs is not None) and not is_label:
+        try:
+            return _compare_json(
+                one if ours is None else ours, other if theirs is None else theirs, query
+            )
+        except RecursionError:
+            return UNDECIDED
     if query.choices:
         return same_choice(Answer(one), Answer(other), query)
     return same_words(Answer(one), Answer(other), query)
@@ -142,15 +142,13 @@ def same_choice(one: Answer, other: Answer, query: Query, /) -> Sameness:
     if not (one.valid and other.valid):
         return _compare_missing(one, other)
     query = with_options(query)
-    if any(len(_labels(answer, query)) > 1 for answer in (one, other)):
-        return SAME if _options_in(one, query) == _options_in(other, query) else DIFFERENT
-    ours, theirs = _option_in(one, query), _option_in(other, query)
-    lists = _options_in(one, query), _options_in(other, query)
-    if max(map(len, lists)) > 1 and all(lists):
-        return SAME if lists[0] == lists[1] else DIFFERENT
-    if ours and theirs:
+    ours, theirs = _named_options(one, query), _named_options(other, query)
+    if (ours and theirs) or max(len(one.labels), len(other.labels)) > 1:
         return SAME if ours == theirs else DIFFERENT
-    first, second = Answer(next(iter(ours), one.text)), Answer(next(iter(theirs), other.text))
+    first, second = (
+        Answer(next(iter(named))) if len(named) == 1 else answer
+        for named, answer in ((ours, one), (theirs, other))
+    )
     return same_words(first, second, Query(query.text))
 
 
@@ -196,24 +194,22 @@ def field_agreement(one: str, other: str, query: Query) -> float | None:
     Fields of nested objects count singly, and an array is one field. A field that only one object
     has counts as unequal, unless it is null.
     """
-    ours, theirs = _json(strip_thinking(one)), _json(strip_thinking(other))
+    ours, theirs = _parse_json(strip_thinking(one)), _parse_json(strip_thinking(other))
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
         return None
-    outcomes = [found for _, found in _compare_fields(ours, theirs, query)]
+    outcomes = _compare_fields(ours, theirs, query)
     return sum(found.score for found in outcomes) / len(outcomes) if outcomes else 1.0
 
 
-def _json(reply: str) -> object:
+def _parse_json(reply: str) -> object:
     """Return the object or array that a reply consists of, without fences and text before it."""
     text = FENCE.sub("", first_turn(reply)).strip()
-    starts = [at for at in (text.find("{"), text.find("[")) if at >= 0]
-    if not starts or text[-1] not in "]}":
-        return None
-    before = text[: min(starts)].strip()
-    if before and not before.endswith(":"):
+    start = min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=-1)
+    is_introduced = not text[: max(start, 0)].strip().rpartition(":")[2]
+    if start < 0 or text[-1] not in "]}" or not is_introduced:
         return None
     try:
-        found: object = json.loads(text[min(starts) :], parse_float=_float, parse_constant=str)
+        found: object = json.loads(text[start:], parse_float=_float, parse_constant=str)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict | list) else None
@@ -223,64 +219,54 @@ def _float(text: str) -> float | str:
     return float(text) if math.isfinite(float(text)) else text
 
 
-def _is_labelled(data: Sequence[object], query: Query) -> bool:
-    """Return whether a query with choices asks for less than these objects: for one field."""
-    return bool(query.choices) and all(
-        not isinstance(each, dict) or len(each) == 1 for each in data
-    )
-
-
-def _compare_json(
-    one: object, other: object, query: Query, key: str = "", depth: int = 0
-) -> Sameness:
+def _compare_json(one: object, other: object, query: Query, key: str = "") -> Sameness:
     """Compare two parsed values, or one and the text of a reply.
 
     Objects are compared by field, in any order; a missing field equals null. Arrays are compared as
     lists of answers. A word in a field is a label: two different ones are different.
     """
-    if one == other and type(one) is type(other) and not isinstance(one, dict | list):
-        return SAME
-    if depth > MAX_DEPTH:
-        return UNDECIDED
     if isinstance(one, dict) and isinstance(other, dict):
-        return combined(found for _, found in _compare_fields(one, other, query, depth))
+        return combined(_compare_fields(one, other, query))
     if isinstance(one, list) and isinstance(other, list):
-        return _compare_arrays(one, other, query, key, depth)
-    for each, text in ((one, other), (other, one)):
-        if isinstance(each, dict):
-            field = _answer_field(each)
-            return (
-                UNDECIDED
-                if field is None or isinstance(text, list)
-                else _compare_json(each[field], text, query, key, depth + 1)
-            )
-        if isinstance(each, list):
-            scalars = all(not isinstance(item, dict | list) for item in each)
-            return (
-                _compare_texts(", ".join(map(_text, each)), _text(text), query, key)
-                if scalars and not depth
-                else DIFFERENT
-            )
+        return _compare_arrays(one, other, query, key)
+    if isinstance(other, dict) or (isinstance(other, list) and not isinstance(one, dict)):
+        one, other = other, one
+    if isinstance(one, dict):
+        name = _answer_field(one)
+        unclear = name is None or isinstance(other, list)
+        return UNDECIDED if unclear else _compare_json(one[name], other, query, key)
+    if isinstance(one, list):
+        if any(isinstance(item, dict | list) for item in one):
+            return DIFFERENT
+        one = ", ".join(map(_text, one))
+    if type(one) is type(other) and one == other:
+        return SAME
+    if one is None or other is None:
+        return DIFFERENT
     if isinstance(one, int | float) and isinstance(other, int | float):
         same_type = isinstance(one, bool) == isinstance(other, bool)
         return (SAME if one == other else DIFFERENT) if same_type else UNDECIDED
-    if one is None or other is None:
-        return DIFFERENT
-    return _compare_texts(_text(one), _text(other), query, key)
+    same = same_words(Answer(_text(one)), Answer(_text(other)), Query(f"{query.text} {key}"))
+    is_label = (
+        key
+        and same is UNDECIDED
+        and re.fullmatch(r"[^\s\d]+ [^\s\d]+", f"{_text(one)} {_text(other)}")
+    )
+    return DIFFERENT if is_label else same
 
 
 def _compare_fields(
-    one: Mapping[str, object], other: Mapping[str, object], query: Query, depth: int = 0
-) -> list[tuple[str, Sameness]]:
+    one: Mapping[str, object], other: Mapping[str, object], query: Query
+) -> list[Sameness]:
     """Return the outcome of each field of two objects; the names of fields have no case."""
     ours, theirs = _by_name(one), _by_name(other)
-    found: list[tuple[str, Sameness]] = []
+    found: list[Sameness] = []
     for name in dict.fromkeys((*ours, *theirs)):
-        pair = ours.get(name), theirs.get(name)
-        if isinstance(pair[0], dict) and isinstance(pair[1], dict) and depth < MAX_DEPTH:
-            found += _compare_fields(pair[0], pair[1], query, depth + 1)
+        mine, yours = ours.get(name), theirs.get(name)
+        if isinstance(mine, dict) and isinstance(yours, dict):
+            found += _compare_fields(mine, yours, query)
         else:
-            found.append((name, _compare_json(*pair, query, name, depth + 1)))
+            found.append(_compare_json(mine, yours, query, name))
     return found
 
 
@@ -290,45 +276,33 @@ def _by_name(fields: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _answer_field(fields: Mapping[str, object]) -> str | None:
-    if len(fields) == 1:
-        return next(iter(fields))
-    return next((name for name in fields if normalize(name) in ANSWER_FIELDS), None)
+    names = (
+        list(fields) if len(fields) == 1 else [n for n in fields if normalize(n) in ANSWER_FIELDS]
+    )
+    return names[0] if names else None
 
 
 def _compare_arrays(
-    one: Sequence[object], other: Sequence[object], query: Query, key: str, depth: int
+    one: Sequence[object], other: Sequence[object], query: Query, key: str
 ) -> Sameness:
-    if json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True):
+    ours, theirs = ([json.dumps(item, sort_keys=True) for item in each] for each in (one, other))
+    question = f"{query.text} {key}"
+    if ours == theirs:
         return SAME
     if len(one) == len(other) == 1:
-        return _compare_json(one[0], other[0], query, key, depth + 1)
+        return _compare_json(one[0], other[0], query, key)
     if all(not isinstance(item, dict | list) for item in (*one, *other)):
-        return compare_lists([*map(_text, one)], [*map(_text, other)], f"{query.text} {key}")
+        return compare_lists([*map(_text, one)], [*map(_text, other)], question)
     if len(one) != len(other):
         return DIFFERENT
-    ours, theirs = (
-        sorted(json.dumps(item, sort_keys=True) for item in each) for each in (one, other)
-    )
-    if ours == theirs:
-        is_set = all(isinstance(item, dict) for item in one)
-        return SAME if is_set and not ORDERED.search(f"{query.text} {key}") else UNDECIDED
-    return combined(
-        _compare_json(a, b, query, key, depth + 1) for a, b in zip(one, other, strict=True)
-    )
-
-
-def _compare_texts(one: str, other: str, query: Query, key: str) -> Sameness:
-    """Compare the texts of two fields, or of a field and a reply."""
-    same = same_words(Answer(one), Answer(other), Query(f"{query.text} {key}"))
-    is_label = key and same is UNDECIDED and not any(map(str.isdigit, one + other))
-    labels = is_label and len(one.split()) == len(other.split()) == 1
-    return DIFFERENT if labels else same
+    if sorted(ours) == sorted(theirs):
+        is_set = all(isinstance(item, dict) for item in one) and not ORDERED.search(question)
+        return SAME if is_set else UNDECIDED
+    return combined(_compare_json(*pair, query, key) for pair in zip(one, other, strict=True))
 
 
 def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "" if value is None else str(value)
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value)
 
 
 def with_options(query: Query) -> Query:
@@ -339,8 +313,10 @@ def with_options(query: Query) -> Query:
 def final_answer(reply: str, query: Query) -> str:
     """Return the text of the chosen option, or else the final answer of the reply."""
     reply = unwrap(reply) if "<" in reply or "`" in reply else reply
-    if (taken_back := _without_choice(reply, query)) is not None:
-        return taken_back
+    reply = LONE_STAR.sub("\\1\u2217\\2", reply)
+    stated = _affirmed_option(reply, query.choices) or _without_choice(reply, query)
+    if stated is not None:
+        return stated
     said = FinalAnswerParser()(query, Completion(reply)).text
     if said[:1].isdigit():  # the parser strips the dollar signs of formulas
         dollars = [form for form in (f"${said}", f"{said}$", f"{said} $") if form in reply]
@@ -384,40 +360,42 @@ def _labels(answer: Answer, query: Query) -> frozenset[str]:
     return labels if labels.issubset(query.choices) else frozenset()
 
 
-def _options_in(answer: Answer, query: Query) -> frozenset[str]:
-    """Return the options of a list of texts or letters; empty if it contains anything else."""
-    labels = _labels(answer, query)
-    if labels or len(answer.text) > MAX_LENGTH or _without_choice(answer.text, query) is not None:
-        return labels
-    listed = LabelParser(multi_label=True)(query, Completion(answer.text))
-    if listed.valid:
-        return frozenset(listed.labels)
-    parts = LISTED.split(answer.text)
-    read = frozenset(FinalAnswerParser()(query, Completion(part)).text for part in parts)
-    return read if read.issubset(query.choices) else frozenset()
+def _affirmed_option(reply: str, choices: Sequence[str]) -> str | None:
+    """Return the option that a reply names beside others that it denies: "A cat, not a dog."."""
+    options = {choice.casefold(): choice for choice in choices if len(choice) > 1}
+    if len(options) < max(len(choices), 1) or not DENIES.search(reply):
+        return None
+    named = "|".join(sorted(map(re.escape, options), key=len, reverse=True))
+    denied = rf"\b(?:not|rather than|instead of)\s+(?:an?\s+|the\s+)?(?:{named})\b"
+    rest, count = re.subn(denied, "", reply.casefold())
+    found = set(re.findall(rf"\b(?:{named})\b", rest))
+    return options[found.pop()] if count and len(found) == 1 and not DENIES.search(rest) else None
 
 
-def _option_in(answer: Answer, query: Query) -> frozenset[str]:
-    """Return the option that the answer names, or an empty set."""
-    options = frozenset(query.choices)
+def _named_options(answer: Answer, query: Query) -> frozenset[str]:
+    """Return the options that an answer names by their texts, letters or an equal value."""
+    text, options = answer.text, frozenset(query.choices)
     if labels := _labels(answer, query):
         return labels
-    if answer.text in options:  # first, because a text may look like a letter: "A. niger"
-        return frozenset({answer.text})
-    said = final_answer(answer.text, query)
-    named = find_choice(said, query.choices)
-    if named is not None:
-        return frozenset({named})
+    if text in options:  # first, because a text may look like a letter: "A. niger"
+        return frozenset({text})
+    if len(text) <= MAX_LENGTH and _without_choice(text, query) is None:
+        listed = LabelParser(multi_label=True)(query, Completion(text))
+        parts = LISTED.split(text)
+        read = frozenset(FinalAnswerParser()(query, Completion(part)).text for part in parts)
+        named = (
+            frozenset(listed.labels) if listed.valid else read if read <= options else frozenset()
+        )
+        if len(named) > 1:
+            return named
+    said = final_answer(text, query)
+    option = find_choice(said, query.choices)
     equal = [one for one in options if _compare_numbers(said, one, query) is SAME]
-    return frozenset(equal if len(equal) == 1 else ())
+    return frozenset([option] if option is not None else equal if len(equal) == 1 else ())
 
 
 def _compare_numbers(one: str, other: str, query: Query) -> Sameness:
-    ours, theirs = phrase(one), phrase(other)
+    ours, theirs = parse_phrase(one), parse_phrase(other)
     if len(ours.atoms) == len(theirs.atoms) == 1 and ours.values and theirs.values:
         return compare_values(ours.values[0], theirs.values[0], query.text)
-    return (
-        compare_formulas(one, other)
-        if formula_value(one) is not None is not formula_value(other)
-        else UNDECIDED
-    )
+    return compare_formulas(one, other) or UNDECIDED

@@ -10,8 +10,6 @@ COUNTED = "zero one two three four five six seven eight nine ten eleven twelve"
 DIGITS = {word: str(number) for number, word in enumerate(COUNTED.split())}
 # Scripts without spaces: each character is a token.
 SIGNS = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-# A hyphen in or before a word is not a sign; it is one in "x-y", "-x" and "B-".
-FORMULA = re.compile(r"[\d\\^=<>+±\u2190-\u22ff]|(?<=\w)[-−](?!\w\w)|(?<!\w)[-−](?=\w\b)")
 RAISED = {"²": "^2", "³": "^3", "⁄": "/"}
 WRAPPED = re.compile(r"\\(?:text(?:bf)?|math(?:rm|bf)|mbox)\s*\{([^{}]*)\}")
 ARTICLE = re.compile(r"(?<!\S)(?:a|an|the)\s+(?=\w)")  # not the variable in "a-2"
@@ -21,11 +19,6 @@ TOKENS = re.compile(
     rf"(?P<number>\d*\.?\d+)|[{SIGNS}]|[^\W\d_{SIGNS}]+|[-+*/^=<>|\\(){{}}\[\]±\u2190-\u22ff]"
 )
 MARKS = " \t\n\"'`*_.,;:!?"
-
-
-def is_formula(text: str) -> bool:
-    """Return whether the text contains a digit or a mathematical sign."""
-    return FORMULA.search(unicodedata.normalize("NFKC", text)) is not None
 
 
 def formula_tokens(text: str) -> list[str]:

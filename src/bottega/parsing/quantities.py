@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
+from itertools import pairwise
 
 from bottega.parsing.formulas import SIGNS
 from bottega.parsing.units import (
@@ -17,6 +18,12 @@ from bottega.parsing.units import (
     read_unit,
     units_by_name,
 )
+
+
+def word_set(text: str) -> frozenset[str]:
+    """Return the set of words of a text."""
+    return frozenset(text.split())
+
 
 CLOSE = Fraction(1, 10**6)
 
@@ -82,15 +89,14 @@ DATES = tuple(
         r"(?P<day>\d{1,2})(?P<either>[-/])(?P<month>\d{1,2})(?P=either)(?P<year>\d{4})(?!\d)",
     )
 )
-_CLOCK = r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}))?"
+_HOUR, _MINUTE = r"(?P<hour>\d{1,2})", r"(?P<minute>\d{2})(?::(?P<second>\d{2}))?"
 TIMES = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        rf"(?:{_CLOCK}|(?P<hour2>\d{{1,2}})(?:\.(?P<minute2>\d{{2}}))?)\s*(?P<half>[ap])\.?m\b\.?",
-        rf"{_CLOCK}(?![\d:])(?:\s*(?:uhr|h)\b)?",
-        r"(?P<hour>\d{1,2})\s?(?:h|uhr)\s?(?P<minute>\d{2})\b(?!\s*m)",
-        r"(?P<hour>\d{1,2})\s*(?:o'clock|uhr\b|点)",
-        r"(?P<noon>noon|midnight)\b",
+        rf"{_HOUR}(?:[:.]{_MINUTE})?\s*(?P<half>[ap])\.?m\b\.?",
+        rf"{_HOUR}:{_MINUTE}(?![\d:])(?:\s*(?:uhr|h)\b)?",
+        rf"{_HOUR}\s?(?:h|uhr)\s?{_MINUTE}\b(?!\s*m)",
+        rf"{_HOUR}\s*(?:o'clock|uhr\b|点)",
     )
 )
 SUMS = {"length", "mass", "time", "months"}
@@ -98,26 +104,20 @@ ASKS_PERCENT = re.compile(r"per ?cent|%|prozent|pour cent|por ciento|百分", re
 ASKS_FRACTION = re.compile(
     r"fraction|probabilit|proportion|ratio|share|decimal|likelihood|anteil|wahrscheinlich", re.I
 )
-# Questions for an identifier or a wording, and fields with such a name: 007 is not 7.
-_NUMBERED = (
-    r"(?:part|lot|model|account|invoice|order|card|ticket|room|gate|reference|flight|phone|telephone"
-    r"|fax|batch|plate|serial|code|zip|id|version|section|chapter|release|item|article|postal)"
+# Words of questions for a wording, and nouns that have a number or a name of their own.
+WORDINGS = word_set(
+    "serial sku barcode e-mail email url path password filename title say says spell spelled"
+    " spelling written inscription caption zip"
 )
-_NUMBER = r"(?:no|nr|num|numbers?|names?|codes?|id)"
-ASKS_TEXT = re.compile(
-    rf"\A(?!how\b).*\b{_NUMBERED}s?\W*\Z|\b{_NUMBERED}\W?{_NUMBER}?\W?\Z"
-    rf"|\b{_NUMBERED}\W?{_NUMBER}\b|\b(?:what|which) {_NUMBERED}\b|\bthe code\b"
-    r"|\b(?:serial|sku|barcode|e-?mail|url|path|password|file ?name|title)\b"
-    r"|\b(?:says?|spell\w*|written|inscription|caption)\b",
-    re.IGNORECASE | re.DOTALL,
+IDENTIFIED = word_set(
+    "part lot model account invoice order card ticket room gate reference flight phone telephone"
+    " fax batch plate serial version section chapter release item article postal code id file"
 )
-DECREASE = re.compile(
-    r"\b(?:de|re)(?:creas|duc|clin)\w*|\b(?:drop|fall|fell|lost|loss|lower|less|down|below|minus"
-    r"|negative|shrank|shrunk)",
-    re.IGNORECASE,
-)
+IDENTIFIERS = word_set("no nr num number numbers name names code codes id version")
 LEADING_ZERO = re.compile(r"\W*0\d")
-UNIT_NAME = re.compile(r"[^\W\d_]{3,}|(?<=[_(])[^\W\d_]{2}(?![^\W\d_])| (?:cm|mm|km|kg|mg|ml)\b")
+UNIT_NAME = re.compile(
+    r"[^\W\d_]{3,}|(?<=[_(])[^\W\d_]{2}(?![^\W\d_])|(?<= )(?:cm|mm|km|kg|mg|ml)\b"
+)
 COUNTS = re.compile(
     r"\bhow (?:many|much)\b|\bnumber of\b|wie ?viele?|combien|几|多少", re.IGNORECASE
 )
@@ -216,11 +216,7 @@ def _date(found: re.Match[str]) -> Moment | None:
 
 def _time(found: re.Match[str]) -> Moment | None:
     parts = found.groupdict()
-    if noon := parts.get("noon"):
-        return Moment(((12 if noon.lower() == "noon" else 0, 0, 0),), is_time=True)
-    hour = int(parts["hour"] or parts["hour2"])
-    minute = int(parts.get("minute") or parts.get("minute2") or 0)
-    second = int(parts.get("second") or 0)
+    hour, minute, second = (int(parts.get(name) or 0) for name in ("hour", "minute", "second"))
     half = {"a": (0,), "p": (12,)}.get((parts.get("half") or "").lower())
     if hour > 24 or minute > 59 or second > 59 or (half and not 1 <= hour <= 12):
         return None
@@ -320,6 +316,21 @@ def combined(found: Iterable[Sameness]) -> Sameness:
     return DIFFERENT if DIFFERENT in parts else UNDECIDED if UNDECIDED in parts else SAME
 
 
+def asks_text(question: str) -> bool:
+    """Return whether a question, or a field at its end, asks for an identifier or a wording, in
+    which 007 is not 7."""
+    words = re.findall(r"[^\W\d_]+(?:-[^\W\d_]+)*", question.lower())
+    pairs = pairwise(words)
+    if not WORDINGS.isdisjoint(words) or any(
+        after in IDENTIFIERS and (word in IDENTIFIED or word in ("what", "which"))
+        for word, after in pairs
+    ):
+        return True
+    *start, last = re.split(r"[^\w-]+", re.split(r"[.!?]\s", question.rstrip(" .?!:"))[-1].lower())
+    of_another = {"how", "of", "on", "in", "for", "to", "from"}.intersection(start)
+    return last.rpartition("_")[2].removesuffix("s") in IDENTIFIED and not of_another
+
+
 def _moment(value: StatedValue) -> Moment | None:
     """Return the moment; a number of four digits is a year."""
     if isinstance(value, Quantity) and re.fullmatch(r"[12]\d{3}", value.text):
@@ -357,7 +368,7 @@ def compare_quantities(one: Quantity, other: Quantity, question: str) -> Samenes
         return DIFFERENT
     same = _compare_units(one, other, kinds, question)
     zeros = [LEADING_ZERO.match(each.text) is not None for each in (one, other)]
-    as_text = ASKS_TEXT.search(question) or (zeros[0] != zeros[1] and not COUNTS.search(question))
+    as_text = asks_text(question) or (zeros[0] != zeros[1] and not COUNTS.search(question))
     return UNDECIDED if same is SAME and as_text and one.text != other.text else same
 
 

@@ -25,15 +25,7 @@ from bottega.ui.gateway_client import GatewayClient
 from bottega.ui.keys import KeyPages
 from bottega.ui.knowledge import KnowledgePages, knowledge_routes
 from bottega.ui.overview import OverviewPage
-from bottega.ui.pages import (
-    HEADERS,
-    ROOT,
-    Link,
-    Page,
-    Renderer,
-    Visit,
-    error_page,
-)
+from bottega.ui.pages import HEADERS, ROOT, Link, Page, Renderer, Visit, error_page
 from bottega.ui.playground import PlaygroundPage
 from bottega.ui.requests import RequestPages
 from bottega.ui.sessions import SESSION_SECONDS, Sessions, cookie_name
@@ -84,6 +76,7 @@ def gateway_routes(
     playground = PlaygroundPage(client, open_base)
     keys = KeyPages(server.accounts, server.ledger)
     page, runs = renderer.route, server.config.console.runs
+    admin_page = partial(page, method="POST", right="can_administer")
     check_namespace = server.gateway.access.check_namespace
     return [
         *common_routes(renderer),
@@ -108,10 +101,10 @@ def gateway_routes(
         ),
         *knowledge_routes(renderer, KnowledgePages(open_base, check_namespace=check_namespace)),
         page("/keys", keys.browse),
-        page("/keys", keys.add, method="POST"),
-        page("/keys/{id}/change", keys.change, method="POST"),
-        page("/keys/{id}/rotate", keys.rotate, method="POST"),
-        page("/keys/{id}/revoke", keys.revoke, method="POST"),
+        admin_page("/keys", keys.add),
+        admin_page("/keys/{id}/change", keys.change),
+        admin_page("/keys/{id}/rotate", keys.rotate),
+        admin_page("/keys/{id}/revoke", keys.revoke),
         page("/{path:path}", unknown_page),
     ]
 

@@ -23,13 +23,23 @@ from bottega.knowledge import And, Contains, Eq, Filter, In, KnowledgeBase, Rang
 from bottega.openai_api.errors import ApiError
 from bottega.types import Candidate, Example, Query
 from bottega.ui.bases import MASTER, NamespacePages, existing, paged, uploaded_image
-from bottega.ui.pages import HEADERS, Page, Redirect, Renderer, Result, Visit, image_response
+from bottega.ui.pages import (
+    HEADERS,
+    Page,
+    Redirect,
+    Renderer,
+    Result,
+    Visit,
+    image_response,
+    require,
+)
 
 PAGE_SIZE = 50
 NEAREST = 12
 MAX_REPORTED = 100
 PROVENANCES = (MASTER, IMPORTED, HUMAN)
-CHANGE = "change the cache"
+# Bytes of the form of a search, which read-only sessions may send.
+MAX_SEARCH = 24 << 20
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class CachePages(NamespacePages):
 
     def search(self, visit: Visit) -> Result:
         """List the entries that are most similar to an image."""
-        visit.require(visit.user.may_read(visit.namespace), "search this namespace")
+        require(visit.user.may_read(visit.namespace), "search this namespace")
         base, files = self.base(visit), visit.files("image")
         if not files:
             raise ApiError("no image was sent", hint="drop an image, or choose a file")
@@ -83,7 +93,6 @@ class CachePages(NamespacePages):
 
     def edit(self, visit: Visit) -> Result:
         """Correct the answer, and the labels and the rationale of an entry that has them."""
-        visit.require(visit.user.can_store, CHANGE)
         base = self.base(visit)
         old = _example(base, visit)
         new = _edited(visit, old)
@@ -97,7 +106,6 @@ class CachePages(NamespacePages):
         return _redirect(visit, f"/cache/{id}", "Saved")
 
     def pin(self, visit: Visit) -> Result:
-        visit.require(visit.user.can_store, CHANGE)
         base = self.base(visit)
         id = str(_example(base, visit).id)
         if not visit.user.can_administer and base.stats().pinned >= self.max_pinned:
@@ -110,14 +118,12 @@ class CachePages(NamespacePages):
         return _redirect(visit, f"/cache/{id}", "Pinned: the entry is never evicted")
 
     def unpin(self, visit: Visit) -> Result:
-        visit.require(visit.user.can_store, CHANGE)
         base = self.base(visit)
         id = str(_example(base, visit).id)
         base.unpin([id])
         return _redirect(visit, f"/cache/{id}", "Unpinned: the entry may be evicted")
 
     def delete(self, visit: Visit) -> Result:
-        visit.require(visit.user.can_store, CHANGE)
         base = self.base(visit)
         id = str(_example(base, visit).id)
         delete_example(base, visit.namespace, id, self.forget)
@@ -125,7 +131,6 @@ class CachePages(NamespacePages):
 
     def import_(self, visit: Visit) -> Result:
         """Import JSON lines. The page lists the lines that were skipped."""
-        visit.require(visit.user.can_store, CHANGE)
         base, files = self.base(visit), visit.files("file")
         if not files:
             raise ApiError("no file was sent", hint="choose a file with JSON lines")
@@ -158,15 +163,15 @@ def cache_routes(renderer: Renderer, pages: CachePages) -> list[Route]:
     page = renderer.route
     return [
         page("/cache", pages.browse),
-        page("/cache", pages.search, method="POST"),
-        page("/cache/import", pages.import_, method="POST"),
+        page("/cache", pages.search, method="POST", right=None, max_bytes=MAX_SEARCH),
+        page("/cache/import", pages.import_, method="POST", right="can_store"),
         page("/cache/export", pages.export),
         page("/cache/{id}", pages.show),
-        page("/cache/{id}", pages.edit, method="POST"),
+        page("/cache/{id}", pages.edit, method="POST", right="can_store"),
         page("/cache/{id}/images/{number}", pages.image),
-        page("/cache/{id}/pin", pages.pin, method="POST"),
-        page("/cache/{id}/unpin", pages.unpin, method="POST"),
-        page("/cache/{id}/delete", pages.delete, method="POST"),
+        page("/cache/{id}/pin", pages.pin, method="POST", right="can_store"),
+        page("/cache/{id}/unpin", pages.unpin, method="POST", right="can_store"),
+        page("/cache/{id}/delete", pages.delete, method="POST", right="can_store"),
     ]
 
 

@@ -20,7 +20,7 @@ from bottega.pixels import media_type
 from bottega.ui.background import RELOAD_SECONDS, BackgroundComputations
 from bottega.ui.evaluation_items import DISAGREE, OUTCOMES, ItemFilter, answer_of
 from bottega.ui.evaluation_runs import LoadedRun, RunLibrary, changed_at
-from bottega.ui.pages import HEADERS, IMAGE_HEADERS, Link, Page, Renderer, Result, Visit
+from bottega.ui.pages import HEADERS, IMAGE_HEADERS, Link, Page, Renderer, Result, Visit, require
 
 EVALUATIONS = Link("/evaluations", "Evaluations", for_admins=True)
 RUNS_SHOWN = 30  # per page
@@ -49,7 +49,7 @@ class EvaluationPages:
     background: BackgroundComputations = field(default_factory=BackgroundComputations)
 
     def browse(self, visit: Visit) -> Result:
-        visit.require(visit.user.sees_all, "see evaluations")
+        require(visit.user.sees_all, "see evaluations")
         first = visit.number("first", 0)
         found = {} if self.library is None else self.library.folders()
         newest = sorted(((changed_at(folder), name) for name, folder in found.items()))[::-1]
@@ -180,7 +180,7 @@ class EvaluationPages:
             return RunEntry(name, changed, None, str(error))
 
     def _library(self, visit: Visit) -> RunLibrary:
-        visit.require(visit.user.sees_all, "see evaluations")
+        require(visit.user.sees_all, "see evaluations")
         if self.library is None:
             raise ApiError(
                 "the console has no folder of runs",

@@ -12,7 +12,7 @@ from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import Account
 from bottega.openai_api.errors import ApiError
-from bottega.ui.pages import Page, Redirect, Result, Visit
+from bottega.ui.pages import Page, Redirect, Result, Visit, require
 
 NUMBERS = {
     "requests_per_minute": int,
@@ -20,7 +20,6 @@ NUMBERS = {
     "max_concurrent": int,
     "max_namespaces": int,
 }
-MANAGE = "manage keys"
 MAX_KEEP_HOURS = 24 * 30
 MAX_DAY = datetime(9999, 12, 31, tzinfo=UTC).timestamp() + 86_400
 
@@ -36,7 +35,6 @@ class KeyPages:
         return self._page(visit)
 
     def add(self, visit: Visit) -> Result:
-        visit.require(visit.user.can_administer, MANAGE)
         settings = {
             "namespace": visit.value("namespace").strip(),
             "admin": visit.value("role") == "admin",
@@ -48,7 +46,6 @@ class KeyPages:
         return self._page(visit, account, token)
 
     def change(self, visit: Visit) -> Result:
-        visit.require(visit.user.can_administer, MANAGE)
         settings = {"can_store": visit.value("can_store") == "yes", **_limits(visit)}
         old = self.accounts.find(visit.part("id"))
         # The form cannot show these settings exactly: an unchanged field keeps them.
@@ -60,19 +57,17 @@ class KeyPages:
         return Redirect("/keys", f"Changed the key of {account.name}")
 
     def rotate(self, visit: Visit) -> Result:
-        visit.require(visit.user.can_administer, MANAGE)
         hours = visit.number("keep_hours", 0, most=MAX_KEEP_HOURS)
         account, token = self.accounts.rotate(visit.part("id"), keep_seconds=hours * 3600.0)
         return self._page(visit, account, token)
 
     def revoke(self, visit: Visit) -> Result:
-        visit.require(visit.user.can_administer, MANAGE)
         account = self.accounts.revoke(visit.part("id"))
         return Redirect("/keys", f"Revoked the key of {account.name}")
 
     def _page(self, visit: Visit, created: Account | None = None, token: str = "") -> Page:
         """Return the page, with the key `token` if one was created: it is shown only here."""
-        visit.require(visit.user.sees_all, "see the keys")
+        require(visit.user.sees_all, "see the keys")
         self.ledger.refresh_spending()  # other processes may have spent since the last write
         found = self.accounts.list()
         now = time.time()

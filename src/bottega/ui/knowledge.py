@@ -98,7 +98,6 @@ class KnowledgePages(NamespacePages):
     def add(self, visit: Visit) -> Result:
         """Add images with the given label, else with the names of their folders as labels. The page
         lists the files that failed."""
-        visit.require(visit.user.can_store, "change the knowledge base")
         base = self.base(visit)
         if not (visit.files("images") or visit.files("folder")):
             raise ApiError("no files were sent", hint="drop images, or choose a folder")
@@ -128,7 +127,7 @@ def knowledge_routes(renderer: Renderer, pages: KnowledgePages) -> list[Route]:
         page("/knowledge/duplicates", pages.duplicates),
         page("/knowledge/wrong-labels", pages.wrong_labels),
         page("/knowledge/add", pages.form),
-        page("/knowledge/add", pages.add, method="POST"),
+        page("/knowledge/add", pages.add, method="POST", right="can_store"),
     ]
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from threading import BoundedSemaphore
+from typing import Literal
 from urllib.parse import urlencode
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, PrefixLoader, StrictUndefined
@@ -20,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from bottega._util.caching import CLIENT
 from bottega.errors import BottegaError
 from bottega.evaluation.report.payload import thumbnail
 from bottega.gateway.accounting.row_types import storable_text
@@ -28,7 +30,7 @@ from bottega.gateway.errors import status_of, to_api_error
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
 from bottega.pixels import media_type
-from bottega.ui.forms import check_same_origin, read_form
+from bottega.ui.forms import MAX_UPLOAD, check_same_origin, read_form
 from bottega.ui.sessions import ConsoleUser, Sessions, cookie_name
 
 log = logging.getLogger(__name__)
@@ -105,14 +107,15 @@ class Visit:
         found = [one for one in self.form.getlist(name) if isinstance(one, UploadFile)]
         return [one for one in found if one.filename]
 
-    def require(self, allowed: bool, action: str) -> None:
-        """Raise `ApiError` unless `allowed`; `action` completes "this session may not"."""
-        if not allowed:
-            raise ApiError(
-                f"this session may not {action}",
-                status=403,
-                hint="log in with an admin key, without the read-only option",
-            )
+
+def require(allowed: bool, action: str) -> None:
+    """Raise `ApiError` unless `allowed`; `action` completes "this session may not"."""
+    if not allowed:
+        raise ApiError(
+            f"this session may not {action}",
+            status=403,
+            hint="log in with an admin key, without the read-only option",
+        )
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,13 @@ class Redirect:
 
 
 Result = Page | Redirect | Response
+# Attribute of `ConsoleUser` that a change needs, with its description for errors.
+Right = Literal["can_edit", "can_store", "can_administer"]
+ACTIONS: Mapping[Right, str] = {
+    "can_edit": "send requests or change anything",
+    "can_store": "change the examples of a namespace",
+    "can_administer": "manage keys",
+}
 # A handler runs in a thread.
 Handler = Callable[[Visit], Result]
 
@@ -210,19 +220,31 @@ class Renderer:
         headers = {"refresh": str(page.reload_seconds)} if page.reload_seconds else {}
         return Response(body, page.status, HEADERS | headers, "text/html; charset=utf-8")
 
-    def route(self, path: str, handler: Handler, *, method: str = "GET") -> Route:
-        """Return the route of a page that needs a session."""
+    def route(
+        self,
+        path: str,
+        handler: Handler,
+        *,
+        method: str = "GET",
+        right: Right | None = "can_edit",
+        max_bytes: int = MAX_UPLOAD,
+    ) -> Route:
+        """Return the route of a page that needs a session. A POST needs the right, which is checked
+        before its form of at most `max_bytes` is read."""
 
         async def handle(request: Request) -> Response:
             user = self.sessions.user(request.cookies.get(cookie_name(request)))
             if user is None:
                 return self._login_needed(request)
+            CLIENT.set(user.account.id)  # of this task only: fair turns
             loop = asyncio.get_running_loop()
             try:
                 form = FormData()
                 if request.method == "POST":
                     check_same_origin(request)
-                    form = await read_form(request)
+                    if right is not None:
+                        require(getattr(user, right), ACTIONS[right])
+                    form = await read_form(request, max_bytes=max_bytes)
                 visit = Visit(request, user, loop, form)
                 try:
                     response = await loop.run_in_executor(

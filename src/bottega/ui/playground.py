@@ -11,7 +11,7 @@ from bottega.recording import stored_trace
 from bottega.types import Example, Query
 from bottega.ui.bases import OpenBase, open_for
 from bottega.ui.gateway_client import GatewayClient, Outcome, Settings
-from bottega.ui.pages import Page, Result, Visit
+from bottega.ui.pages import Page, Result, Visit, require
 
 MAX_SHOTS = 64
 MAX_IMAGE_BYTES = 64 << 20
@@ -31,7 +31,6 @@ class PlaygroundPage:
     def submit(self, visit: Visit) -> Result:
         """Ask the question with one or two settings, or add it with its correct answer to the
         knowledge base."""
-        visit.require(visit.user.can_edit, "send requests")
         text = visit.value("question").strip()
         files = visit.files("images")
         self.client.gateway.limits.check_size(sum(one.size or 0 for one in files))
@@ -56,7 +55,7 @@ class PlaygroundPage:
         return self._page(visit, outcomes)
 
     def _add(self, visit: Visit, text: str, images: list[Image]) -> str:
-        visit.require(visit.user.can_store, "change the knowledge base")
+        require(visit.user.can_store, "change the knowledge base")
         answer = visit.value("answer").strip()
         if not answer or self.open_base is None:
             raise ApiError("the correct answer is empty", hint="enter the correct answer")

@@ -27,14 +27,7 @@ from bottega.openai_api.errors import ApiError
 from bottega.recording import StoredTrace, TraceStore
 from bottega.ui.gateway_client import GatewayClient, Settings
 from bottega.ui.overview import PERIODS
-from bottega.ui.pages import (
-    REPORT_HEADERS,
-    Page,
-    Redirect,
-    Result,
-    Visit,
-    image_response,
-)
+from bottega.ui.pages import REPORT_HEADERS, Page, Redirect, Result, Visit, image_response, require
 
 PAGE_SIZE = 50
 STATES = ("answered", "replayed", "passed_through", "failed", "shadow")
@@ -124,13 +117,13 @@ class RequestPages:
                 "can_rate": visit.user.can_edit and self.feedback is not None,
                 "can_correct": visit.user.can_store,
                 "stores_texts": self.traces is not None,
+                "sees_all": visit.user.sees_all,
                 "request_time": request_time,
             },
         )
 
     def replay(self, visit: Visit) -> Result:
         """Ask the question again, with the chosen model of the gateway."""
-        visit.require(visit.user.can_edit, "send requests")
         recorded = self._visible(visit)
         if self.client is None or recorded.trace is None:
             raise ApiError("the question of this request is not stored", hint=STORE_HINT)
@@ -152,7 +145,6 @@ class RequestPages:
 
     def rate(self, visit: Visit) -> Result:
         """Store a rating or a correction, which becomes a pinned demonstration."""
-        visit.require(visit.user.can_edit, "rate answers")
         entry = self._visible(visit).entry
         if self.feedback is None:
             raise ApiError("this console has no gateway", hint="open the console of bottega serve")
@@ -160,7 +152,7 @@ class RequestPages:
         if rating := visit.value("rating"):
             given["rating"] = rating == "good"
         if correction := visit.value("correction").strip():
-            visit.require(visit.user.can_store, "correct answers")
+            require(visit.user.can_store, "correct answers")
             given["correction"] = correction
         work = self.feedback.answer(visit.user.account, given)
         asyncio.run_coroutine_threadsafe(work, visit.loop).result()

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
+
 from bottega._util.batch_writer import LoopWriter, WriterThread
 from bottega._util.outage import OutageLog
 from bottega._util.postgres import PostgresPool
@@ -36,6 +38,7 @@ MAX_PENDING = 100_000
 WriteCallback = Callable[[BaseException | None], None]
 """Called with the error of a write, or with None after its commit."""
 GATE, REPEAT, MASTER, LOST = "gate:", "replay:", "master", "lost"
+HOURLY_PRICES = "usd_per_hour"
 
 
 class PendingRows:
@@ -285,6 +288,13 @@ class Ledger:
 
     def master(self) -> str | None:
         return self._note(MASTER)
+
+    def set_hourly_prices(self, usd: Mapping[str, float]) -> None:
+        """Set the cost of each tier's servers per hour, in US dollars."""
+        self._set_note(HOURLY_PRICES, orjson.dumps(usd).decode())
+
+    def hourly_prices(self) -> dict[str, float]:
+        return dict(orjson.loads(self._note(HOURLY_PRICES) or "{}"))
 
     def total_lost(self) -> int:
         """Return the number of lost rows that all processes have recorded. Blocks."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import orjson
@@ -41,7 +41,8 @@ class MasterOnlyCost:
     count at their actual cost. Each of the `estimated` requests that other tiers answered counts
     as the mean cost of the master's answers in the same namespace or, for the `pooled` ones, in all
     namespaces. Requests without a model, such as embeddings, do not count. Each `n` is the number
-    of answers in these means. `saved` is `usd` minus the amount spent."""
+    of answers in these means. `usd` includes the servers of the master. `saved` is `usd` minus the
+    amount spent and the cost of all servers."""
 
     usd: Estimate
     saved: Estimate
@@ -53,8 +54,10 @@ class MasterOnlyCost:
 class Savings:
     """Savings of one namespace, or of all. Requests that are not `answered` failed or were
     rejected. `master_only` is None without a priced answer of the master, `agreement` without
-    shadow samples. `spent_usd` excludes `unpriced` requests. `lost_rows` count requests of all
-    time, which are in no other number."""
+    shadow samples. `spent_usd` excludes `unpriced` requests. `servers_usd` is the cost of
+    servers with a price per hour in the `hours` from the first to the last request of all
+    namespaces; one namespace pays by its share of each tier's requests. `lost_rows` count requests
+    of all time, which are in no other number."""
 
     master: str
     namespace: str | None
@@ -64,6 +67,8 @@ class Savings:
     answered: int
     routes: tuple[Route, ...]
     spent_usd: float
+    hours: float
+    servers_usd: float
     unpriced: int
     master_only: MasterOnlyCost | None
     agreement: ShadowQuality | None
@@ -87,6 +92,7 @@ def savings(
     first, last = reader.period()
     spent = sum(route.cost_usd for route in routes)
     samples = reader.shadows()
+    hours, servers = reader.servers()
     return Savings(
         master,
         namespace,
@@ -96,14 +102,18 @@ def savings(
         sum(route.requests for route in routes if route.is_answer),
         routes,
         spent,
+        hours,
+        sum(servers.values()),
         sum(route.unpriced for route in routes),
-        _master_only_cost(reader, spent),
+        _master_only_cost(reader, spent, servers),
         shadow_quality(samples) if samples else None,
         ledger.total_lost(),
     )
 
 
-def _master_only_cost(reader: SavingsReader, spent: float) -> MasterOnlyCost | None:
+def _master_only_cost(
+    reader: SavingsReader, spent: float, servers: Mapping[str, float]
+) -> MasterOnlyCost | None:
     answers, others = reader.master_costs(), reader.other_requests()
     if not answers:
         return None
@@ -111,13 +121,13 @@ def _master_only_cost(reader: SavingsReader, spent: float) -> MasterOnlyCost | N
     # Used for namespaces in which the master has not answered.
     mean_of_all = sum((means[name] * n for name, n in sizes.items()), ZEROS) / sum(sizes.values())
     estimated = sum((count * means.get(name, mean_of_all) for name, count in others.items()), ZEROS)
-    usd = estimated + reader.master_spending()
+    usd = estimated + reader.master_spending() + servers.get(reader.master, 0.0)
     pooled = sum(count for name, count in others.items() if name not in answers)
     interval = all(sizes.get(name, sum(sizes.values())) >= MIN_ANSWERS for name in others)
     n = sum(n for name, n in sizes.items() if pooled or not others or name in others)
     return MasterOnlyCost(
         _estimate(usd, n, interval=interval),
-        _estimate(usd - spent, n, interval=interval),
+        _estimate(usd - spent - sum(servers.values()), n, interval=interval),
         sum(others.values()),
         pooled,
     )
@@ -288,6 +298,22 @@ class SavingsReader:
         ((first, last),) = self.ledger.read(FIRST_AND_LAST.format(where=where), *values)
         return first, last
 
+    def servers(self) -> tuple[float, dict[str, float]]:
+        """Return the hours from the first to the last entry of all namespaces, and what the servers
+        of each tier cost in them. A reader of one namespace that is not `pooled` sees no cost: its
+        share would reveal the number of other requests."""
+        prices = {name: usd for name, usd in self.ledger.hourly_prices().items() if usd}
+        if not prices or not self.pooled:
+            return 0.0, {}
+        everyone = replace(self, namespace=None)
+        first, last = everyone.period()
+        hours = ((last or 0.0) - (first or 0.0)) / 3600
+        shares = dict.fromkeys(prices, 1.0)
+        if self.namespace is not None:
+            own, of_all = _requests(self.routes()), _requests(everyone.routes())
+            shares = {name: own[name] / max(1, of_all[name]) for name in prices}
+        return hours, {name: usd * hours * shares[name] for name, usd in prices.items()}
+
     def shadows(self) -> list[AgreementPair]:
         """Return the comparisons of answers that clients got and that were drawn at random."""
         rows = self.ledger.read(SELECT_SHADOWS, self.since, self.namespace)
@@ -299,6 +325,13 @@ class SavingsReader:
     def _sums(self, statement: str, *values: object) -> list[SqlRow]:
         whole = statement.format(sums=sums_since(self.ledger.dialect))
         return self.ledger.read(whole, *since_values(self.since), *values)
+
+
+def _requests(routes: Sequence[Route]) -> Counter[str]:
+    counts = Counter[str]()
+    for route in routes:
+        counts[route.tier] += route.requests
+    return counts
 
 
 def _costs(n: float, total: float, squares: float, values: Sequence[float]) -> AnswerCosts:

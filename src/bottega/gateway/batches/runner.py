@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Protocol
 
+from bottega._util.caching import CLIENT, FairSemaphore
 from bottega._util.durable_files import lock_file
 from bottega._util.event_loops import for_each
 from bottega.errors import BottegaError
@@ -100,7 +101,7 @@ class BatchRunner:
     _cleaned: float = 0.0
 
     def __post_init__(self) -> None:
-        self._slots = asyncio.Semaphore(self.settings.concurrency)
+        self._slots = FairSemaphore(self.settings.concurrency)
 
     def wake(self) -> None:
         """Look for new and cancelled batches now."""
@@ -179,6 +180,7 @@ class BatchRunner:
         return None if account is None or account.viewer else account
 
     async def _run(self, active: ActiveBatch) -> None:
+        CLIENT.set(active.batch.account)  # of this task and those of its lines: fair turns
         try:
             await self._run_lines(active)
         except BottegaError as error:
@@ -243,7 +245,7 @@ class BatchRunner:
             if self._is_busy():
                 await active.wait(BUSY_SECONDS)
                 continue
-            async with self._slots:
+            async with self._slots.hold():
                 seconds = await self._send_once(active, line)
             if seconds is None:
                 return

@@ -178,6 +178,21 @@ def check_similarities(config: Config, path: SettingPath) -> None:
             )
 
 
+def check_parts_read(config: Config, path: SettingPath) -> None:
+    """Raise `SettingError` if similarities choose the tier of images that no search compares."""
+    cache = config.cache
+    has_images = config.limits.images and any(tier.images != 0 for tier in config.tiers[:-1])
+    if config.route.router != "coverage" or "image" in cache.reads or not has_images:
+        return
+    name = "embed" if cache.retrieve == "nearest" else "retrieve"
+    value, better = (cache.embed, "by-kind") if name == "embed" else (cache.retrieve, "nearest")
+    raise (path / "cache" / name).error(
+        f"must read images for the router 'coverage', got {value!r}: any two images with the same"
+        " question would count as similar",
+        hint=f'write {name} = "{better}", or [limits] images = 0 if requests have no images',
+    )
+
+
 def check_shadow(config: Config, path: SettingPath) -> None:
     for name in ("gate", "judge"):
         if getattr(config.shadow, name) and not config.shadow.rate:
@@ -231,8 +246,10 @@ def _check_server(settings: StateSettings | CacheSettings, name: str, path: Sett
         raise (path / name).error(
             "is not the URL of a supported server", hint=f'write {name} = "{sample_url(name)}"'
         )
-    if variable is not None and not VARIABLE.fullmatch(variable):
-        raise (path / f"{name}_env").error(
-            "must be the name of an environment variable",
-            hint=f'write {name}_env = "BOTTEGA_{name.upper()}"',
-        )
+    hint = f'write {name}_env = "BOTTEGA_{name.upper()}"'
+    check_variable(variable, path / f"{name}_env", hint)
+
+
+def check_variable(name: str | None, path: SettingPath, hint: str) -> None:
+    if name is not None and not VARIABLE.fullmatch(name):
+        raise path.error("must be the name of an environment variable", hint=hint)

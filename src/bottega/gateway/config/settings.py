@@ -17,6 +17,7 @@ from bottega._util.valkey import is_valkey_url
 from bottega.errors import SettingError
 from bottega.gateway.config.tiers import TierSettings
 from bottega.gateway.config.variants import (
+    BY_QUESTION,
     Cosine,
     ExperimentSettings,
     Fraction,
@@ -24,8 +25,10 @@ from bottega.gateway.config.variants import (
     RouterSettings,
     VariantSettings,
 )
+from bottega.knowledge.embedders.names import ALL_PARTS, BUNDLED, TEXT_ONLY, Part, parts_read
 from bottega.knowledge.milvus.url import is_milvus_url
 from bottega.openai_api.endpoint import is_loopback
+from bottega.recipes.cache_retrieval import BY_IMAGE
 
 # Narrower than the pattern that redacts logs: a model may be named `key-frames`.
 SECRET = re.compile(
@@ -131,6 +134,23 @@ class CacheSettings:
     open_namespaces: PositiveInt = 64
     reasoning: bool = False
 
+    @property
+    def image_embed(self) -> str:
+        """Embedder of images for all methods except nearest; the default, dual, includes words."""
+        return BUNDLED if self.embed == "dual" else self.embed
+
+    @property
+    def reads(self) -> frozenset[Part]:
+        """Parts of a question that the search compares."""
+        if self.retrieve in BY_QUESTION:
+            return TEXT_ONLY
+        if self.retrieve == "hybrid":
+            return ALL_PARTS
+        if self.retrieve == "nearest":
+            return parts_read(self.embed)
+        images = parts_read(self.image_embed)
+        return images if self.retrieve in BY_IMAGE else images | TEXT_ONLY
+
     def location(self, environment: Mapping[str, str], data: Path) -> StoreLocation:
         """Return the location of the examples, by default a file in `data`. Raises
         `SettingError`."""
@@ -171,6 +191,7 @@ class LimitSettings:
     image_pixels: PositiveInt = 50_000_000
     request_pixels: PositiveInt = 50_000_000
     decoding_mb: PositiveInt = 256
+    receiving_mb: PositiveInt = 512
     fetch_images: bool = False
     fetch_hosts: TextList = ()
     fetch_mb: PositiveInt = 20

@@ -6,27 +6,19 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import orjson
 
 from bottega._util.locations import StoreLocation
-from bottega.errors import (
-    BottegaError,
-    EmbedderMismatchError,
-    NotFoundError,
-    StoreError,
-)
+from bottega.errors import BottegaError, EmbedderMismatchError, NotFoundError, StoreError
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import ShadowSample
 from bottega.gateway.config.settings import Config, RouteSettings
-from bottega.gateway.decode_budget import (
-    BudgetedExampleWriter,
-    BudgetedRetriever,
-    DecodeBudget,
-)
+from bottega.gateway.config.variants import BY_QUESTION, Retrieve
+from bottega.gateway.decode_budget import BudgetedExampleWriter, BudgetedRetriever, DecodeBudget
 from bottega.gateway.drafts import DraftGenerator
 from bottega.gateway.judging import JUDGE_VERSION
 from bottega.gateway.ports import RequestRecord, Tenant
@@ -43,7 +35,7 @@ from bottega.gateway.running.tiers import TierSet, confidence_fields
 from bottega.gateway.state.gates import SharedGates
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.embedders.names import NOTE, packaged_name
+from bottega.knowledge.embedders.names import IMAGE_ONLY, NOTE, packaged_name, parts_read
 from bottega.knowledge.eviction import EVICTIONS
 from bottega.openai_api.fields import data_url_cache
 from bottega.parsing import FinalAnswerParser, decided_agreement, most_frequent
@@ -98,6 +90,7 @@ def build_router(
 
 log = logging.getLogger(__name__)
 
+SAME_TEXT_DEPTH = 32  # candidates among which a router looks for one with the same text
 WITHOUT_CANDIDATES = "none"  # retrieval of a sample without candidates
 
 
@@ -109,6 +102,44 @@ class SimilarityFilter:
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
         return [one for one in await self._retrieve(query, k) if one.score >= self._min_similarity]
+
+
+class UnreadFilter:
+    """Retriever wrapper that returns no candidates for a question without any of the parts `reads`.
+    Where these lack images, the answers to questions with images are no candidates, for such a
+    question or another one; passages are."""
+
+    def __init__(self, retrieve: Retriever, reads: Collection[str]) -> None:
+        self._retrieve, self._reads = retrieve, reads
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        has_text, has_image = "text" in self._reads, "image" in self._reads
+        if not ((has_text and query.text) or (has_image and query.images)):
+            return []
+        found = await self._retrieve(query, k)
+        if has_image:
+            return found
+        return [
+            one
+            for one in found
+            if not (one.example.answer and (query.images or one.example.query.images))
+        ]
+
+
+class SameTextFilter:
+    """Retriever wrapper that drops candidates with another text, for a router by a search that
+    compares images alone: other questions about the same image are not similar."""
+
+    def __init__(self, retrieve: Retriever) -> None:
+        self._retrieve = retrieve
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        for depth in (k, SAME_TEXT_DEPTH):
+            found = await self._retrieve(query, depth)
+            same = [one for one in found if one.example.query.text == query.text]
+            if same or len(found) < depth:
+                break
+        return same[:k]
 
 
 @dataclass(frozen=True)
@@ -236,7 +267,7 @@ class NamespaceOpener:
             namespace,
             base,
             {
-                name: self._search(one.retriever(base))
+                name: self._search(name, one.retriever(base))
                 for name, one in self.retrievals.methods.items()
             },
             BudgetedExampleWriter(recorder, self.decoding, self.metrics.store.time),
@@ -256,6 +287,7 @@ class NamespaceOpener:
             best=parts.searches[config.cache.retrieve].best,
             example=partial(_example, parts.base),
             embed=parts.base.embed,
+            can_embed=self._can_embed,
             confidence_fields=confidence_fields(config),
         )
         if not config.shadow.rate:
@@ -280,17 +312,28 @@ class NamespaceOpener:
             charge=getattr(pipeline.route, "charge", None),
         )
 
-    def _search(self, search: Retriever) -> SharedRetriever:
+    def _can_embed(self, query: Query) -> bool:
+        # Methods without parts of their own embed by `cache.embed`, also if they search by words.
+        by_images = parts_read(self.config.cache.embed) == IMAGE_ONLY
+        return bool(query.images) or not by_images or self.retrievals.main.parts is not None
+
+    def _search(self, name: Retrieve, search: Retriever) -> SharedRetriever:
         # One search for all: routers, demonstrations, searches and passages.
         max_shots = max(1, *(one.max_candidates for one in self.tier_set.served))
         budgeted = BudgetedRetriever(search, self.decoding, self.metrics.retrieval.time)
-        return SharedRetriever(EmptyTolerantRetriever(SameContextFilter(budgeted)), min_k=max_shots)
+        found: Retriever = EmptyTolerantRetriever(SameContextFilter(budgeted))
+        if name not in BY_QUESTION:
+            found = UnreadFilter(found, replace(self.config.cache, retrieve=name).reads)
+        return SharedRetriever(found, min_k=max_shots)
 
     def _pipeline(self, parts: NamespaceParts, config: Config) -> Pipeline:
         cache, tiers = config.cache, self.tier_set.tiers
         found = parts.searches[cache.retrieve]
         claim, left = parts.claim, parts.cold_start_left
-        route, escalate = build_router(config.route, tiers, found, claim, left)
+        compared: Retriever = UnreadFilter(found, cache.reads)
+        if "text" not in cache.reads:
+            compared = SameTextFilter(found)
+        route, escalate = build_router(config.route, tiers, compared, claim, left)
         retrieve: Retriever = found
         if cache.min_similarity is not None:
             retrieve = SimilarityFilter(found, cache.min_similarity)

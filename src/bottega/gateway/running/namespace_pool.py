@@ -8,9 +8,10 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 
+from bottega._util.caching import FairSemaphore
 from bottega.errors import StoreError
-from bottega.gateway.decode_budget import FairSemaphore
 from bottega.gateway.ports import Tenant
 from bottega.knowledge import KnowledgeBase
 
@@ -30,7 +31,7 @@ class NamespacePool:
         self._limit = limit
         self._opened: OrderedDict[str, asyncio.Future[OpenNamespace]] = OrderedDict()
         self._endings: list[weakref.finalize[..., Tenant]] = []
-        self._turns = FairSemaphore(1, 1)
+        self._turns = FairSemaphore(1)
         self._opener = ThreadPoolExecutor(1, thread_name_prefix="bottega-open")
         self._closer = ThreadPoolExecutor(1, thread_name_prefix="bottega-close")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -40,15 +41,20 @@ class NamespacePool:
         return (await self._open(namespace))[0]
 
     def base(self, namespace: str) -> KnowledgeBase:
-        """Return the gateway's own knowledge base. Call it from a thread other than the event
-        loop's. Blocks. Raises `StoreError`."""
+        """Return the gateway's own knowledge base, which stays open while the caller holds it. Call
+        it from a thread other than the event loop's. Blocks. Raises `StoreError`."""
         if self._loop is None:
             raise StoreError("the gateway is still starting", hint="try again in a moment")
-        return asyncio.run_coroutine_threadsafe(self._open(namespace), self._loop).result()[1]
+        opening = asyncio.run_coroutine_threadsafe(self._open(namespace), self._loop)
+        tenant, base = opening.result()
+        # The tenant holds the base: a reference back would be a cycle, which ends much later.
+        held = copy(base)
+        vars(held)["tenant"] = tenant
+        return held
 
     def call_soon(self, work: Callable[[], None]) -> None:
-        """Schedule work on the event loop, from any thread."""
-        if self._loop is not None:
+        """Schedule work on the event loop, from any thread; do nothing once it is closed."""
+        if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(work)
 
     async def _open(self, namespace: str) -> OpenNamespace:
@@ -63,12 +69,9 @@ class NamespacePool:
         return await asyncio.shield(found)  # a client that leaves must not cancel it for others
 
     async def _open_in_turn(self, namespace: str) -> OpenNamespace:
-        await self._turns.acquire(1)
-        try:
+        async with self._turns.hold():
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._opener, self._open_one, namespace)
-        finally:
-            self._turns.release(1)
 
     def counts(self) -> dict[str, int]:
         """Return the number of examples of each open namespace. Blocks."""
@@ -84,6 +87,7 @@ class NamespacePool:
         self._opened.clear()
         for ending in self._endings:
             ending()
+        await asyncio.sleep(0)  # until all closings are submitted
         await asyncio.to_thread(self._closer.shutdown)
         self._opener.shutdown(wait=False)
 
@@ -93,11 +97,19 @@ class NamespacePool:
             return
         tenant, base = done.result()
         # Requests hold the tenant, so its end is the first moment when nothing reads the base.
-        ending = weakref.finalize(tenant, self._closer.submit, _close, base, namespace)
+        ending = weakref.finalize(tenant, self._close_soon, base, namespace)
         ending.atexit = False  # the executor accepts no work at exit
         self._endings = [*(one for one in self._endings if one.alive), ending]
         while len(self._opened) > self._limit:
             self._opened.popitem(last=False)
+
+    def _close_soon(self, base: KnowledgeBase, namespace: str) -> None:
+        # Garbage collection may call this anywhere, also within the `submit` of a pool, whose lock
+        # is not reentrant.
+        self.call_soon(lambda: self._submit_closing(base, namespace))
+
+    def _submit_closing(self, base: KnowledgeBase, namespace: str) -> None:
+        self._closer.submit(_close, base, namespace)
 
 
 def _close(base: KnowledgeBase, namespace: str) -> None:

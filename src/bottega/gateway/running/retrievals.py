@@ -11,7 +11,7 @@ from typing import get_args
 from bottega.gateway.config.settings import CacheSettings
 from bottega.gateway.config.variants import Retrieve
 from bottega.knowledge import KnowledgeBase, TowerTokenEmbedder, View
-from bottega.knowledge.embedders.names import BUNDLED, open_embedder
+from bottega.knowledge.embedders.names import open_embedder
 from bottega.knowledge.records import DEFAULT
 from bottega.protocols import Embedder, Retriever
 from bottega.recipes.cache_retrieval import (
@@ -118,11 +118,9 @@ class Retrievals:
         settings = self._settings
         if name == "nearest" or name == "bm25":
             return None
-        # The default, dual, includes words.
-        images = BUNDLED if settings.embed == "dual" else settings.embed
         return CacheRetrieval(
             name,
-            image=None if name in TEXT_ONLY else self._open(images),
+            image=None if name in TEXT_ONLY else self._open(settings.image_embed),
             text=None if name == "image" else self._open(settings.embed_text),
             tokens=TowerTokenEmbedder.bundled() if name == "hybrid" else None,
             draft=self._draft() if name in BY_DRAFT else None,

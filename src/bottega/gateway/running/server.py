@@ -22,17 +22,16 @@ from bottega.gateway.asgi import (
     PROBE_PATHS,
     App,
     ChatEndpoint,
-    allowed_origin,
     endpoints_by_path,
     error_at,
-    preflight_response,
-    readable_by,
+    open_to_pages,
 )
 from bottega.gateway.batches.routes import batch_routes
 from bottega.gateway.batches.runner import BatchRunner
 from bottega.gateway.batches.store import BatchStore
 from bottega.gateway.chat import Gateway
-from bottega.gateway.config.settings import Config
+from bottega.gateway.config.settings import MB, Config
+from bottega.gateway.decode_budget import BODY_BYTES_PER_SECOND, BodyBudget
 from bottega.gateway.errors import CLOSING, error_response
 from bottega.gateway.feedback import FeedbackEndpoint
 from bottega.gateway.ports import Receive, RequestRecord, Scope, Send, Tenants
@@ -61,14 +60,14 @@ class Connection(HttpToolsProtocol):
     headers and bodies and to send a reply. Trailers after a body are ignored."""
 
     header_seconds = 30.0
-    message_seconds = 120.0
+    message_seconds = 180.0  # and more for long bodies; `BodyBudget` ends those that are read
     write_seconds = 60.0
     check_seconds = 5.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
         self._unparsed_bytes = 0  # since the last body chunk or the start of the message
-        self._headers_done = False
+        self._headers_done, self._body_bytes = False, 0
         self._message_start: float | None = self.loop.time()
         self._write_blocked_since: float | None = None
         self._timer = self.loop.call_later(self.check_seconds, self._check_timeouts)
@@ -88,6 +87,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._message_start, self._headers_done = self.loop.time(), False
+        self._body_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._headers_done:
@@ -104,6 +104,7 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._unparsed_bytes = 0
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -120,7 +121,8 @@ class Connection(HttpToolsProtocol):
 
     def _check_timeouts(self) -> None:
         now = self.loop.time()
-        patience = self.message_seconds if self._headers_done else self.header_seconds
+        patience = self.message_seconds if self._body_bytes else self.header_seconds
+        patience += self._body_bytes / BODY_BYTES_PER_SECOND
         slow = self._message_start is not None and now - self._message_start > patience
         # While reading is paused the application is slow, not the client.
         if (slow and not self.flow.read_paused) or (
@@ -168,12 +170,11 @@ class Admission:
                     await self._empty.wait()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if origin := allowed_origin(scope, self._origins()):
-            send = readable_by(origin, send)
+        await open_to_pages(self._admit, scope, self._origins())(scope, receive, send)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif origin and scope["method"] == "OPTIONS":
-            await preflight_response(scope)(scope, receive, send)
         elif self.closing and scope["path"] == "/readyz":
             await error_response(CLOSING)(scope, receive, send)
         elif scope["path"] in PROBE_PATHS:
@@ -211,8 +212,8 @@ def _closing(send: Send) -> Send:
     return send_and_close
 
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
-LARGE_BLOCK, KEPT_AT_HEAP_END = 12 << 20, 32 << 20
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
+LARGE_BLOCK, KEPT_AT_HEAP_END, ARENAS = 12 << 20, 32 << 20, 2
 
 
 def unmap_large_blocks() -> bool:
@@ -232,6 +233,8 @@ def unmap_large_blocks() -> bool:
     # each request with an image returned its body's memory, and the next one faulted it in again.
     # 8 MB is too little, because orjson's block is larger: most of the memory was returned.
     mallopt(M_TRIM_THRESHOLD, KEPT_AT_HEAP_END)
+    # Each arena keeps so much, and by default the threads use up to eight for each core.
+    mallopt(M_ARENA_MAX, ARENAS)
     return bool(mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK))
 
 
@@ -274,7 +277,10 @@ class GatewayServer:
 
     def build_app(self, more: Sequence[BaseRoute] = ()) -> None:
         """Build `app`, with `more` routes such as those of the administration API."""
-        chat_endpoint = ChatEndpoint(self.gateway.answer, self.on_end, self.gateway.limits)
+        bodies = BodyBudget(self.config.limits.receiving_mb * MB)
+        chat_endpoint = ChatEndpoint(
+            self.gateway.answer, self.on_end, self.gateway.limits, bodies=bodies
+        )
         settings, folder = self.config.batches, self.config.gateway.data
         has_batches = settings.concurrency > 0 and self.state is None
         batches = BatchStore(folder) if has_batches else None

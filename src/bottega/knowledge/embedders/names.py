@@ -25,6 +25,10 @@ NOTE = "embed"  # key of the note in which a knowledge base stores the name of i
 MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
 RAW_AVERAGE = "raw-average"  # of vectors that keep their lengths, as in Cache-of-Thought's code
 TEXT_EMBEDDERS = ("words", MINILM)
+Part = Literal["image", "text"]  # of a query
+TEXT_ONLY: frozenset[Part] = frozenset(("text",))
+IMAGE_ONLY: frozenset[Part] = frozenset(("image",))
+ALL_PARTS = TEXT_ONLY | IMAGE_ONLY
 TOWER, TOKENS = r"tower-80 \S+", r"tokens-\d+ \S+"
 PIXELS = "pixels"
 # First parts of a joined embedder; the second one is `pixels`.
@@ -90,9 +94,16 @@ def note_of(view: StoredView) -> str:
     return NOTE if view.name == DEFAULT else f"{NOTE}.{view.number}"
 
 
+def parts_read(spec: str) -> frozenset[Part]:
+    """Return the parts of a query that this embedder compares."""
+    if spec in TEXT_EMBEDDERS or spec.endswith(":text"):
+        return TEXT_ONLY
+    return ALL_PARTS if spec in ("dual", BY_KIND) or average_parts(spec)[1] else IMAGE_ONLY
+
+
 def reads_text_only(spec: str) -> bool:
     """Return whether this embedder ignores images."""
-    return spec in TEXT_EMBEDDERS or spec.endswith(":text")
+    return parts_read(spec) == TEXT_ONLY
 
 
 def average_parts(spec: str) -> tuple[str, bool]:

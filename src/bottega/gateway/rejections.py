@@ -1,4 +1,4 @@
-"""Requests that tiers refused recently, such as one with a field that a model does not support."""
+"""Requests that tiers rejected recently, such as one with a field that a model does not support."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def is_content_policy(error: BottegaError) -> bool:
 
 
 @dataclass(frozen=True)
-class Refusals:
-    """Refusals of the last ten minutes, by account, so that an invalid request of one client does
+class Rejections:
+    """Rejections of the last ten minutes, by account, so that an invalid request of one client does
     not change the tier of others."""
 
     _known: LRUCache[tuple[str, str, str], int] = field(
@@ -53,13 +53,13 @@ class Refusals:
     )
 
     def learn(self, account: str, tier: str, request: ChatRequest, error: BottegaError) -> None:
-        """Remember what the tier refused, if the error shows it: a field with its value, the
+        """Remember what the tier rejected, if the error shows it: a field with its value, the
         length, or the number of images."""
-        for name, size in _refused(request, error).items():
+        for name, size in _rejected(request, error).items():
             self._known.put((account, tier, name), size)
 
     def knows(self, account: str, tier: str, request: ChatRequest) -> bool:
-        """Return whether the tier refused such a request recently."""
+        """Return whether the tier rejected such a request recently."""
         sizes = _sizes(request)
         for name in (*sizes, *_features(request).values()):
             least = self._known.get((account, tier, name))
@@ -68,8 +68,8 @@ class Refusals:
         return False
 
 
-def _refused(request: ChatRequest, error: BottegaError) -> dict[str, int]:
-    """Return the refused features of the request, with their sizes."""
+def _rejected(request: ChatRequest, error: BottegaError) -> dict[str, int]:
+    """Return the rejected features of the request, with their sizes."""
     features, sizes = _features(request), _sizes(request)
     param = getattr(error, "param", None) or ""
     named = {NESTED.split(param)[0], *FIELD_NAME.findall(str(error))} - {""}
@@ -87,7 +87,7 @@ def _sizes(request: ChatRequest) -> dict[str, int]:
 
 def _features(request: ChatRequest) -> dict[str, str]:
     """Return the optional fields and roles by their names in errors, with the fields' values: a
-    model that refuses one temperature may accept another."""
+    model that rejects one temperature may accept another."""
     roles = {message.role for message in request.messages} - USUAL_ROLES
     fields = request.body.keys() - USUAL_FIELDS
     return {
