@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 import pybase64
 from PIL import Image as Pillow
@@ -301,6 +302,17 @@ def _formats() -> tuple[str, ...]:
     # Pillow has only this process-wide setting. Keep a lower limit set by the host program.
     PngImagePlugin.MAX_TEXT_MEMORY = min(PngImagePlugin.MAX_TEXT_MEMORY, MAX_TEXT)
     return tuple(name for name in FORMATS if name in Pillow.OPEN)
+
+
+def is_image_file(path: Path | IO[bytes]) -> bool:
+    """Return whether a file has the header of a supported format, whatever its suffix."""
+    try:
+        with Pillow.open(path, formats=_formats()):
+            return True
+    except Pillow.DecompressionBombError:
+        return True
+    except Exception:  # same boundary as in `_damage_errors`
+        return False
 
 
 def _header(data: bytes, name: str) -> Pillow.Image:

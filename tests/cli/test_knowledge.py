@@ -121,6 +121,36 @@ def test_unreadable_images_are_reported_and_the_rest_stored(run: Run, pets: Path
     assert run("add", "other.db", pets, "--strict").code == 1
 
 
+@pytest.mark.parametrize("rows", ["damaged", "copies of damaged", "unreadable", "no rows"])
+def test_a_run_in_which_every_row_fails_leaves_no_file(run: Run, pets: Path, rows: str) -> None:
+    half = (pets / "leaf" / "0.png").read_bytes()[:200]
+    if rows == "no rows":
+        (pets / "rows.jsonl").touch()
+    else:
+        names = ["a.png"] * 40 if rows == "copies of damaged" else [f"{i}.png" for i in range(40)]
+        for i, name in enumerate(names):
+            (pets / name).write_bytes(b"x" if rows == "unreadable" else half + bytes(i))
+        lines = [f'{{"image": "{name}", "answer": "leaf"}}\n' for name in names]
+        (pets / "rows.jsonl").write_text("".join(lines))
+    for options in ((), ("--strict",)):
+        failed = run("add", "k.db", pets / "rows.jsonl", *options)
+        assert (failed.code, Path("k.db").exists()) == (1, False)
+    assert (
+        "has no examples" if rows == "no rows" else "a.png" if "copies" in rows else "0.png"
+    ) in failed.err
+
+
+def test_equal_errors_are_grouped(run: Run, pets: Path) -> None:
+    lines = [f'{{"image": "gone/{i}.png", "answer": "leaf"}}\n' for i in range(1000)]
+    lines += ["broken\n", '{"image": "leaf/0.png", "answer": "leaf"}\n']
+    (pets / "rows.jsonl").write_text("".join(lines))
+    added = run("add", "k.db", pets / "rows.jsonl")
+    assert (added.code, "1 added, 1001 skipped" in added.out) == (0, True)
+    assert added.err.count("gone/") == 4
+    assert "and 997 more like" in added.err
+    assert "line 1001: not valid JSON" in added.err
+
+
 def test_a_truncated_line_is_reported_by_number(run: Run, pets: Path) -> None:
     line = '{"image": "pets/leaf/0.png", "answer": "leaf"}'
     Path("set.jsonl").write_text(f'{line}\n{{"image": "pets/le\n{line.replace("leaf", "sky")}\n')
@@ -153,7 +183,7 @@ def test_passages_are_added_without_answers(run: Run, pets: Path) -> None:
     assert run(*add, "--strict").code == 1
     for wrong, code, expected in (
         ((*add, "--split", "test"), 2, "split of passages must be train, got test"),
-        (("add", "k.db", "gs.csv"), 2, "add --passages for data without answers"),
+        (("add", "k.db", "gs.csv"), 1, "add --passages for texts alone"),
         (("add", "k.db", "seen.jsonl"), 1, "answer, label and labels are missing"),
     ):
         failed = run(*wrong)

@@ -75,6 +75,15 @@ def test_duplicates_are_found_before_they_are_embedded() -> None:
     assert embedder.embedded == 2
 
 
+def test_copies_of_a_failed_example_failed_too(kb: KnowledgeBase) -> None:
+    bad = Example(Query("What?", (damaged_image(),)), "cat", source="bad.png")
+    errors = ErrorList()
+    examples = [bad, image_example(1), bad, replace(bad, source="copy.png"), image_example(1)]
+    assert kb.add(examples, on_error=errors) == AddResult(new=1, duplicates=1, failed=3)
+    assert len(errors) == 3
+    assert "copy.png equals an example that failed" in str(errors[2])
+
+
 def test_damaged_image_is_named_and_the_others_are_stored(kb: KnowledgeBase) -> None:
     bad = ErrorList()
     broken = Example(Query("What?", (damaged_image("pets/cat/9.png"),)), "cat")

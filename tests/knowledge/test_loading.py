@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import unicodedata
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from bottega.knowledge.loaders.folders import (
     load_image_folder,
     load_manyicl,
 )
+from bottega.knowledge.loaders.scan import scan_images
 from bottega.types import IMAGE_QUESTION
 from tests.builders import solid_image
 from tests.knowledge.doubles import ErrorList, damaged_image
@@ -271,3 +273,33 @@ def test_labels_are_on_one_line(tmp_path: Path) -> None:
     save(tmp_path / "polar \n bear" / "1.png")
     save(tmp_path / "polar bear" / "2.png", 2)
     assert {one.answer for one in load_image_folder(tmp_path)} == {"polar bear"}
+
+
+def test_images_deleted_while_the_folder_is_read_are_reported(tmp_path: Path) -> None:
+    for number, name in enumerate(("bird", "cat", "dog")):
+        save(tmp_path / name / "1.png", number)
+    bad = ErrorList()
+    found = load_image_folder(tmp_path, on_error=bad)
+    first = next(found)
+    shutil.rmtree(tmp_path / "cat")
+    assert [one.answer for one in (first, *found)] == ["bird", "dog"]
+    assert "cannot be read: No such file or directory" in str(bad[0])
+
+
+def test_a_folder_deleted_while_it_is_scanned_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, name in enumerate(("bird", "cat")):
+        save(tmp_path / name / "1.png", number)
+    is_dir = Path.is_dir
+
+    def removing(path: Path) -> bool:
+        found = is_dir(path)
+        if path.name == "cat":
+            shutil.rmtree(path, ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", removing)
+    scan = scan_images(tmp_path)
+    assert [path.parent.name for path in scan.images] == ["bird"]
+    assert scan.unread_text == "1 broken or repeated link"

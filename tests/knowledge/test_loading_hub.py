@@ -181,5 +181,5 @@ def test_image_paths_must_be_inside_the_folder(tmp_path: Path) -> None:
     found = list(load_hugging_face(path, on_error=bad))
     assert [e.query.images for e in found] == [(solid_image(1),)] * 2
     assert ["is outside of" in str(error) for error in bad] == [True] * 2
-    with pytest.raises(ImageError, match="must be bytes or a path"):
+    with pytest.raises(ImageError, match="is not base64"):
         Columns(Names("i", "l"), (), "?", None).example({"i": str(outside), "l": "x"}, "row 0")

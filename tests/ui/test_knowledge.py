@@ -94,6 +94,8 @@ def test_folders_are_labels_and_failures_lose_nothing(tmp_path: Path) -> None:
             "sky/dogs/empty.png": b"",
             "noise/40 megapixels.png": large.getvalue(),
             "without folder.png": solid_image(5).data,
+            "sky/@eaDir/6.png": solid_image(6).data,
+            "sky/cats/._7.png": b"not an image",
         }
         for name, data in files.items():
             form.add_field("images", data, filename=name)
@@ -101,6 +103,7 @@ def test_folders_are_labels_and_failures_lose_nothing(tmp_path: Path) -> None:
         assert status == 200
         for name in ("broken.png is damaged", "empty.png is empty", "without folder.png has no"):
             assert name in text
+        assert "._7" not in text
         assert {k: len(v) for k, v in served.base().ids_by_label().items()} == {
             "cats": 1,
             "dogs": 1,

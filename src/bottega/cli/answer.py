@@ -53,6 +53,7 @@ from bottega.cli.output import (
     noting_interruption,
     print_json,
     say,
+    warn,
 )
 from bottega.cli.progress import progress
 from bottega.cli.vector_answer import (
@@ -66,7 +67,7 @@ from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.evaluation.outcomes import is_item_error
 from bottega.image import Image
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.loaders.folders import SUFFIXES
+from bottega.knowledge.loaders.scan import SUFFIXES, scan_images
 from bottega.knowledge.tuned_settings import tuned_for
 from bottega.naming import ModelSpec, default_master, default_model, open_model
 from bottega.parsing import last_answer
@@ -315,12 +316,14 @@ def _images(path: Path) -> list[Path]:
     """Return the path, or all images below a folder in order."""
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
-    if not found:
-        raise LoadError(
-            f"{path} holds no images", hint=f"supported suffixes: {', '.join(sorted(SUFFIXES))}"
-        )
-    return found
+    scan = scan_images(path)
+    for error in scan.errors:
+        warn(error)
+    if scan.unread:
+        note(f"{path}: not read: {scan.unread_text}")
+    if not scan.images:
+        raise LoadError(f"{path} holds no images", hint="name an image, or a folder of images")
+    return scan.images
 
 
 async def _classify_all(

@@ -206,7 +206,7 @@ def evaluate(
 ) -> None:
     """Compare methods on a labelled image set or a synthetic task, with 95 % intervals.
 
-    A folder without train/ and test/ is split by the seed: a quarter of each class is evaluated.
+    A folder without split folders is split by the seed: a quarter of each class is evaluated.
     Results of completed methods are printed and written even if a later method fails.
 
     vote, nearest and knn choose a label among the retrieved examples without a model;
@@ -362,6 +362,7 @@ def _load(config: RunConfig, rationales: StoreLocation | None) -> tuple[Benchmar
         )
     if config.passages is not None:
         data = with_passages(data, config.passages, on_error=skipped)
+    skipped.warn_of_rest()
     data = replace(data, relevance=config.relevance or data.relevance)
     source = rationale_source(data)
     if rationales is not None:

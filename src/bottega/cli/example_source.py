@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from bottega.cli.progress import progress
@@ -13,16 +14,28 @@ from bottega.evaluation.benchmarks.passages import load_passages
 from bottega.knowledge import (
     load_digits,
     load_hugging_face,
+    load_image_archive,
     load_image_folder,
     load_jsonl,
     load_manyicl,
+    load_table,
 )
-from bottega.knowledge.loaders.folders import count_images, count_manyicl
+from bottega.knowledge.loaders.archives import count_archive
+from bottega.knowledge.loaders.delimited import METADATA, count_table, is_delimited
+from bottega.knowledge.loaders.folders import (
+    count_images,
+    count_manyicl,
+    named_split,
+    split_folders,
+    split_names,
+    splits_error,
+)
 from bottega.knowledge.loaders.jsonl import count_lines
-from bottega.knowledge.loaders.tables import count_rows
+from bottega.knowledge.loaders.tables import PARQUET, count_rows
 from bottega.types import Example
 
 TRAIN = "train"
+TABLES = "a .csv, .tsv, .jsonl, .jsonl.gz or .parquet file, or a .zip of class folders"
 
 
 @dataclass(frozen=True)
@@ -33,41 +46,92 @@ class ExampleSource:
     total: int | None
 
 
-def open_source(source: str, split: str | None, on_error: OnError) -> ExampleSource:
+@dataclass(frozen=True)
+class TableColumns:
+    """Columns of a table as the user names them; None for those to be found by usual names."""
+
+    image: str | None = None
+    label: str | None = None
+
+
+def open_source(
+    source: str, split: str | None, on_error: OnError, columns: TableColumns | None = None
+) -> ExampleSource:
     """Open labelled examples. Raises `LoadError` and `SettingError`."""
     path = Path(source)
+    found = columns or TableColumns()
+    if (file := _table_file(path, split)) is not None:
+        return _rows(file, found, on_error)
+    if source.startswith("hf:") or _has_parquet(path):
+        return _table(source.removeprefix("hf:"), split, found, on_error)
+    if found != TableColumns():
+        raise SettingError(
+            f"{source} is not a table", hint="omit --image-column and --label-column"
+        )
     if source == "digits":
         digits = list(load_digits())
         return ExampleSource(iter(digits), len(digits))
-    if source.startswith("hf:"):
-        return _table(source.removeprefix("hf:"), split, on_error)
     if source.partition(":")[0] in PUBLISHED:
         examples = load_benchmark(source, seed=0, on_error=on_error).knowledge
         return ExampleSource(iter(examples), len(examples))
     if not path.exists():
         raise LoadError(
             f"{source} does not exist",
-            hint="pass a folder, a .jsonl or .parquet file, or hf:OWNER/NAME",
+            hint=f"pass a folder, {TABLES}, or hf:OWNER/NAME",
         )
-    if path.suffix == ".jsonl":
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
         return ExampleSource(load_jsonl(path, on_error=on_error), count_lines(path))
-    if path.suffix == ".parquet" or any(path.glob("*.parquet")):
-        return _table(source, split, on_error)
+    if path.suffix.lower() == ".zip":
+        archived = load_image_archive(path, split=split, on_error=on_error)
+        return ExampleSource(archived, count_archive(path, split))
     if (path / "demo.csv").exists():
         table = split or "demo"
         rows = load_manyicl(path, table, on_error=on_error)
         return ExampleSource(rows, count_manyicl(path, table))
     if not path.is_dir():
         raise SettingError(
-            f"{source} is not a folder, .jsonl or .parquet file",
+            f"{source} is not a folder of classes or {TABLES}",
             hint="add --passages for data without answers; see bottega add --help",
         )
     images = load_image_folder(path, split=split, on_error=on_error)
     return ExampleSource(images, count_images(path, split))
 
 
-def _table(name: str, split: str | None, on_error: OnError) -> ExampleSource:
-    rows = load_hugging_face(name, split or TRAIN, on_error=on_error)
+def _table_file(path: Path, split: str | None) -> Path | None:
+    """Return the file of a CSV or TSV table, or the metadata of a Hugging Face image folder."""
+    if path.is_file():
+        return path if is_delimited(path) or path.name in METADATA else None
+    folders = [path, *(path / name for names in split_folders(path).values() for name in names)]
+    tables = [folder / name for folder in folders for name in METADATA if (folder / name).exists()]
+    if not tables or tables[0].parent == path:
+        return tables[0] if tables else None
+    splits = split_names(table.parent.name for table in tables)
+    if split is None:
+        raise splits_error(path, splits)
+    chosen = path / named_split(path, splits, split)
+    return next(table for table in tables if table.parent == chosen)
+
+
+def _has_parquet(path: Path) -> bool:
+    """Return whether the path is a parquet file, or a folder of them such as a hub's snapshot."""
+    return path.suffix == PARQUET or any(chain(path.glob("*.parquet"), path.glob("data/*.parquet")))
+
+
+def _rows(table: Path, columns: TableColumns, on_error: OnError) -> ExampleSource:
+    rows = load_table(
+        table, image_column=columns.image, label_column=columns.label, on_error=on_error
+    )
+    return ExampleSource(rows, count_table(table))
+
+
+def _table(name: str, split: str | None, columns: TableColumns, on_error: OnError) -> ExampleSource:
+    rows = load_hugging_face(
+        name,
+        split or TRAIN,
+        image_column=columns.image,
+        label_column=columns.label,
+        on_error=on_error,
+    )
     return ExampleSource(rows, count_rows(name, split or TRAIN))
 
 

@@ -12,7 +12,7 @@ from typer import Argument, Exit, Option
 from bottega._util.locations import StoreLocation
 from bottega.bundled.photo_model import PHOTOS
 from bottega.cli.components import LOCAL, check_executor, embedder_opener
-from bottega.cli.example_source import open_passages, open_source
+from bottega.cli.example_source import ExampleSource, TableColumns, open_passages, open_source
 from bottega.cli.knowledge_files import (
     counted,
     embedder_spec,
@@ -36,9 +36,10 @@ from bottega.cli.output import (
     say,
 )
 from bottega.cli.progress import Status, progress
-from bottega.errors import DISTRIBUTION, BottegaError, LoadError, SettingError
+from bottega.errors import DISTRIBUTION, LoadError, SettingError
 from bottega.image import Image
 from bottega.knowledge import AddResult, KnowledgeBase
+from bottega.knowledge.batch import is_sound
 from bottega.knowledge.embedders.names import packaged_name, reads_text_only
 from bottega.knowledge.records import DEFAULT
 from bottega.knowledge.transfer import count_exported
@@ -53,13 +54,19 @@ def add(
         str,
         Argument(
             metavar="SOURCE",
-            help="Folder with one subfolder per class, folder with demo.csv (ManyICL), a .jsonl "
-            "or .parquet file, hf:DATASET, digits, or the examples of a published benchmark, e.g. "
-            "mathvision:DIR.",
+            help="Folder or .zip with one subfolder per class, folder with demo.csv (ManyICL), a "
+            ".csv, .tsv, .jsonl or .parquet file, hf:DATASET, digits, or the examples of a "
+            "published benchmark, e.g. mathvision:DIR.",
         ),
     ],
     split: Annotated[
         str | None, Option(metavar="NAME", help="Split of the source: train, test, demo, ...")
+    ] = None,
+    image_column: Annotated[
+        str | None, Option(metavar="NAME", help="Column of images or paths in a table.")
+    ] = None,
+    label_column: Annotated[
+        str | None, Option(metavar="NAME", help="Column of labels or answers in a table.")
     ] = None,
     passages: Annotated[
         bool,
@@ -81,16 +88,12 @@ def add(
     """Add labelled images or passages to a knowledge base, which is created if missing. Unreadable
     ones are reported and skipped."""
     check_executor(on, workers)
-    skipped = SkippedExamples()
-
-    def on_error(error: BottegaError) -> None:
-        if strict:
-            raise error
-        skipped(error)
-
-    found = (open_passages if passages else open_source)(source, split, on_error)
-    # Read some examples first: a mistyped folder must not leave an empty file.
-    first = list(islice(found.examples, SAMPLED))
+    skipped = SkippedExamples(strict=strict)
+    if passages:
+        found = open_passages(source, split, skipped)
+    else:
+        found = open_source(source, split, skipped, TableColumns(image_column, label_column))
+    first = _first_sound(found, source, skipped)
     images = list(chain.from_iterable(one.query.images for one in first))
     default = default_embedder(images)
     has_default = embed is None and bool(images) and not file.exists()
@@ -103,19 +106,35 @@ def add(
         open_to_add(file, embed, namespace, default, opener) as knowledge,
         progress("adding", status),
     ):
-        added = knowledge.add(chain(first, found.examples), on_error=on_error, progress=status)
+        added = knowledge.add(chain(first, found.examples), on_error=skipped, progress=status)
         total, embedders = len(knowledge), _embedders(knowledge)
         _note_doubtful_labels(knowledge, file)
-    if skipped and added.new == added.duplicates == 0:
-        raise LoadError(
-            f"{source} has no readable examples, got {len(skipped)} errors",
-            hint=skipped[0].hint or str(skipped[0]),
-        )
+    skipped.warn_of_rest()
+    if added.new == added.duplicates == 0:
+        raise _nothing_readable(source, skipped)
     counts = {"new": added.new, "duplicates": added.duplicates, "examples": total}
     text = _added_text(added, skipped, whole_name(file, namespace), total, embedders)
     print_result(json, {**counts, "skipped": skipped.reasons}, text)
     if has_default:
         _note_default_embedder(default, images, file)
+
+
+def _first_sound(found: ExampleSource, source: str, skipped: SkippedExamples) -> Sequence[Example]:
+    """Read some readable examples before a file is created. Raises `LoadError` if none is."""
+    first = list(islice((one for one in found.examples if is_sound(one, skipped)), SAMPLED))
+    if not first:
+        skipped.warn_of_rest()
+        raise _nothing_readable(source, skipped)
+    return first
+
+
+def _nothing_readable(source: str, skipped: SkippedExamples) -> LoadError:
+    if not skipped:
+        return LoadError(f"{source} has no examples", hint="check the file, or choose a split")
+    return LoadError(
+        f"{source} has no readable examples, got {plural(len(skipped), 'error')}",
+        hint=skipped[0].hint or str(skipped[0]),
+    )
 
 
 def _note_default_embedder(default: str, images: Sequence[Image], file: StoreLocation) -> None:
@@ -225,6 +244,7 @@ def export(
     ):
         count = knowledge.export_to(folder, on_error=skipped, progress=status)
         left = others(knowledge, namespace)
+    skipped.warn_of_rest()
     text = f"{count} examples written to {folder}, {len(skipped)} skipped"
     print_result(json, {"examples": count, "skipped": skipped.reasons}, text)
     if left:
@@ -249,6 +269,7 @@ def import_(
     ):
         added = knowledge.import_from(folder, on_error=skipped, progress=status)
         total, embedders = len(knowledge), _embedders(knowledge)
+    skipped.warn_of_rest()
     counts = {"new": added.new, "duplicates": added.duplicates, "examples": total}
     text = _added_text(added, skipped, whole_name(file, namespace), total, embedders)
     print_result(json, {**counts, "skipped": len(skipped)}, text)

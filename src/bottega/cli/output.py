@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bottega.errors import BottegaError
+from bottega.errors import BottegaError, UnreadFilesError
 
 # Files and pipes have no width: rows are never folded.
 console = Console(width=None if sys.stdout.isatty() else 10_000, emoji=False)
@@ -23,6 +23,8 @@ notes = Console(stderr=True, emoji=False)  # keeps progress and warnings out of 
 # Control characters in labels and replies, except line ends and tabs; and Unicode characters that
 # change the text direction of the rest of the line.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# Warnings printed for each kind of error; the others are counted.
+SHOWN_ALIKE = 3
 
 
 def print_result(json: bool, document: object, text: str) -> None:
@@ -111,11 +113,33 @@ def warn(error: BottegaError, *, about: str = "") -> None:
 
 
 class SkippedExamples(list[BottegaError]):
-    """Errors of skipped examples; each is also printed as a warning."""
+    """Errors of skipped examples. The first of each kind are also printed as warnings; errors of
+    one kind have the same type and hint. If `strict`, the first error is raised."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        super().__init__()
+        self._strict = strict
+        self._kinds: dict[tuple[type, str], list[BottegaError]] = {}
 
     def __call__(self, error: BottegaError, /) -> None:
+        if isinstance(error, UnreadFilesError):
+            note(str(error))
+            return
+        if self._strict:
+            raise error
         self.append(error)
-        warn(error)
+        alike = self._kinds.setdefault((type(error), error.hint or str(error)), [])
+        alike.append(error)
+        if len(alike) <= SHOWN_ALIKE:
+            warn(error)
+
+    def warn_of_rest(self) -> None:
+        """Print the numbers of errors that were not printed, once."""
+        for alike in self._kinds.values():
+            if (more := len(alike) - SHOWN_ALIKE) > 0:
+                text = f"and {more:,} more like {alike[0]}"
+                notes.print(shown("skipped: ", "yellow") + shown(text), soft_wrap=True)
+        self._kinds.clear()
 
     @property
     def reasons(self) -> list[dict[str, str]]:

@@ -25,6 +25,8 @@ from bottega.knowledge.eviction import (
 from bottega.knowledge.filters import And, Contains, Eq, Filter, In, Range
 from bottega.knowledge.late_interaction.index import LateInteractionIndex
 from bottega.knowledge.late_interaction.search import SearchEffort
+from bottega.knowledge.loaders.archives import load_image_archive
+from bottega.knowledge.loaders.delimited import load_table
 from bottega.knowledge.loaders.folders import (
     has_splits,
     load_digits,
@@ -70,8 +72,10 @@ __all__ = [
     "has_splits",
     "load_digits",
     "load_hugging_face",
+    "load_image_archive",
     "load_image_folder",
     "load_jsonl",
     "load_manyicl",
+    "load_table",
     "read_jsonl",
 ]

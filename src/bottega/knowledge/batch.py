@@ -26,6 +26,7 @@ TEXT_HINT = (
     "use texts that UTF-8 can encode, without NULs, for question, choices, answer, labels,"
     " rationale, tags and sources"
 )
+COPY_HINT = "see the error of the first copy"
 
 
 class EmbeddedExamples(NamedTuple):
@@ -55,13 +56,19 @@ def embedded_batches(
         prepared, lambda batch: _vectors(batch.unstored, views), ahead
     ):
         valid, embedded = _embed_valid(batch.unstored, vectors, views, on_error)
-        failed = batch.failed + len(batch.unstored) - len(valid)
+        failed_ids = {example.id for example in batch.unstored} - {one.id for one in valid}
+        failed_copies = [example for id, example in batch.copies if id in failed_ids]
+        for example in failed_copies:
+            name = example.source or repr(example.query.text)
+            on_error(LoadError(f"{name} equals an example that failed", hint=COPY_HINT))
+        failed = batch.failed + len(failed_ids) + len(failed_copies)
         yield EmbeddedExamples(batch.size, valid, embedded, failed)
 
 
 class _Prepared(NamedTuple):
     size: int
     unstored: list[Example]
+    copies: list[tuple[str, Example]]  # later equal examples of the batch with their id
     failed: int
 
 
@@ -69,11 +76,19 @@ def _prepared(examples: Sequence[Example], rows: Rows | None, on_error: OnError)
     """Return the examples to embed: different ones that are not stored."""
     storable = [example for example in examples if _is_storable(example, on_error)]
     named: dict[str, Example] = {}
+    copies: list[tuple[str, Example]] = []
     for example in storable:
-        named.setdefault(identity(example), example)
+        if (id := identity(example)) in named:
+            copies.append((id, example))
+        named.setdefault(id, example)
     stored = {} if rows is None else rows.keys(named)
     unstored = [with_id(example, id) for id, example in named.items() if id not in stored]
-    return _Prepared(len(examples), unstored, len(examples) - len(storable))
+    return _Prepared(len(examples), unstored, copies, len(examples) - len(storable))
+
+
+def is_sound(example: Example, on_error: OnError) -> bool:
+    """Return whether the texts can be stored and the images decoded, else report the error."""
+    return _is_storable(example, on_error) and _is_intact(example, on_error)
 
 
 def replace_batch(

@@ -13,6 +13,7 @@ from bottega.errors import BottegaError, LoadError
 from bottega.gateway.cached_examples import HUMAN
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.loaders.folders import label_text
+from bottega.knowledge.loaders.scan import is_system_name
 from bottega.openai_api.errors import ApiError
 from bottega.types import IMAGE_QUESTION, Example, Query
 from bottega.ui.background import RELOAD_SECONDS
@@ -140,6 +141,8 @@ def _examples(visit: Visit, on_error: Callable[[BottegaError], None]) -> Iterato
         tags["account"] = visit.user.account.id
     for file in [*visit.files("images"), *visit.files("folder")]:
         name = file.filename or ""
+        if any(map(is_system_name, PurePosixPath(name).parts)):
+            continue
         try:
             label = given or PurePosixPath(name).parent.name
             if not label:

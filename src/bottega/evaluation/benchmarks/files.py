@@ -23,7 +23,7 @@ from bottega.knowledge import (
     load_jsonl,
     load_manyicl,
 )
-from bottega.knowledge.loaders.folders import SPLITS, manyicl_classes
+from bottega.knowledge.loaders.folders import manyicl_classes, split_folders
 from bottega.parsing import ChoiceParser
 from bottega.prompting import LetteredPrompter
 from bottega.types import IMAGE_QUESTION, Example
@@ -47,28 +47,30 @@ HELD_OUT_SHARE = 0.25
 
 
 def image_folder(source: Source) -> Benchmark:
-    """Load a folder with train/ and test/, or split it by the seed."""
+    """Load a folder with train/ and test/ (or val/), or split it by the seed."""
     folder, question = _folder_and_question(source.location)
     root = Path(folder)
     load = partial(load_image_folder, question=question, on_error=source.on_error)
     if has_splits(root):
-        knowledge, items = (list(load(root, split=split)) for split in ("train", "test"))
+        knowledge, items = (list(load(root, split=split)) for split in _train_and_test(root))
     else:
-        _check_single_split(root)
         knowledge, items = _stratified(load(root), source.seed)
     return labelled_benchmark(source.spec, knowledge, items)
 
 
-def _check_single_split(root: Path) -> None:
-    """Raise `LoadError` for a folder with one of train/ and test/ and nothing else."""
-    names = {one.name for one in root.iterdir() if one.is_dir()} if root.is_dir() else set()
-    if len(names) == 1 and names <= set(SPLITS):
-        [name] = names
-        spec = f"image-folder:{path_text(root / name)}"
-        raise LoadError(
-            f"{path_text(root)} has {name}/, but not both train/ and test/",
-            hint=f"to split {name}/ by the seed, run bottega eval {shlex.quote(spec)}",
-        )
+def _train_and_test(root: Path) -> tuple[str, str]:
+    """Return the subfolders of examples and items. Raises `LoadError` without one of them."""
+    splits = split_folders(root)
+    train, test = splits.get("train", []), splits.get("test") or splits.get("val", [])
+    if len(train) == len(test) == 1:
+        return train[0], test[0]
+    names = [name for names in splits.values() for name in names]
+    spec = f"image-folder:{path_text(root / names[0])}"
+    raise LoadError(
+        f"{path_text(root)} has {', '.join(f'{name}/' for name in names)}, but not one train/ and"
+        " one test/",
+        hint=f"to split {names[0]}/ by the seed, run bottega eval {shlex.quote(spec)}",
+    )
 
 
 def manyicl(source: Source) -> Benchmark:

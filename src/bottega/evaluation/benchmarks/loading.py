@@ -75,7 +75,7 @@ def load_benchmark(
 
     `limit` is the maximum number of items, `per_class` that of examples per label in the knowledge
     base (of each episode), `kb_share` the share of its examples (of each episode) that remain;
-    `seed` samples all of them, and splits a folder without train/ and test/.
+    `seed` samples all of them, and splits a folder without split folders.
     `label_noise` is the share of corrupted answers in the knowledge base. Raises `LoadError` for
     items in both parts, unless `allow_overlap` is set or the source is a knowledge base, whose
     items are evaluated by leave-one-out."""

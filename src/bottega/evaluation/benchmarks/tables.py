@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -15,14 +14,10 @@ import orjson
 
 from bottega.errors import ImageError, LoadError, OnError, error_handler
 from bottega.image import MAX_BYTES, Image, path_text
+from bottega.knowledge.loaders.archives import BROKEN
 from bottega.knowledge.loaders.folders import open_within
 from bottega.knowledge.loaders.tables import image_of_cell, library_errors
 from bottega.types import Example
-
-BROKEN = (
-    *(OSError, EOFError, RuntimeError, NotImplementedError, UnicodeDecodeError),
-    *(zipfile.BadZipFile, zlib.error),
-)
 
 
 class Downloads:

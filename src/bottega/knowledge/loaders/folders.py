@@ -4,27 +4,49 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from PIL import Image as Pillow
 
-from bottega.errors import BottegaError, ImageError, LoadError, OnRowError, error_handler
+from bottega.errors import (
+    BottegaError,
+    ImageError,
+    LoadError,
+    OnRowError,
+    UnreadFilesError,
+    error_handler,
+)
 from bottega.image import Image, path_text
+from bottega.knowledge.loaders.scan import FolderScan, scan_images, subfolders
 from bottega.types import IMAGE_QUESTION, Example, Query
 
 NO_LABEL = "none"
+MAX_LABEL = 1000
+MAX_PATH = 4096
 
 
 def label_text(name: str) -> str:
     """Return the label in one Unicode form and on one line, so equal-looking labels are equal."""
-    text = " ".join(unicodedata.normalize("NFC", name).split())
+    text = one_line(name)
     if not text:
         raise LoadError("the label is empty", hint="give every class a name")
+    if len(text) > MAX_LABEL:
+        raise LoadError(
+            f"the label has {len(text):,} characters, more than {MAX_LABEL:,}: {text[:40]!r}...",
+            hint="give long texts as answer, not as label",
+        )
     return text
+
+
+def one_line(text: str) -> str:
+    """Return the text in one Unicode form and on one line."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def open_within(folder: Path, name: str) -> Image:
@@ -33,7 +55,7 @@ def open_within(folder: Path, name: str) -> Image:
     A row is untrusted data: it must not send any other file of this computer to an endpoint. Raises
     `ImageError`.
     """
-    path = folder / name
+    path = folder / (existing_name(folder, name) or name)
     try:
         inside = path.resolve().is_relative_to(folder.resolve())
     except (OSError, ValueError, RuntimeError):  # a NUL, circular links
@@ -44,6 +66,19 @@ def open_within(folder: Path, name: str) -> Image:
             hint="keep the images beside or below the file that names them",
         )
     return Image.open(path)
+
+
+def existing_name(folder: Path, name: str) -> str | None:
+    """Return the name, or its form with slashes for a Windows path, if the file exists."""
+    if len(name) > MAX_PATH:  # base64: building a path of it takes long
+        return None
+    for each in (name, name.replace("\\", "/")):
+        try:
+            if (folder / each).exists():
+                return each
+        except (OSError, ValueError):  # too long for a path, or a NUL
+            continue
+    return None
 
 
 def join_labels(labels: Sequence[str]) -> str:
@@ -91,11 +126,13 @@ def _digit_images() -> list[tuple[Image, int]]:
     ]
 
 
-SPLITS = ("train", "test")
-COMMON = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
-SUFFIXES = frozenset(
-    [*COMMON, ".pgm", ".avif", ".jp2", ".heic", ".heif"]
-)  # HEIC files are reported as errors
+SPLITS = ("train", "val", "test")
+# Groups in the order of `SPLITS`: Train, valid, test_set, val2017.
+SPLIT_NAME = re.compile(
+    r"[\W\d_]*(?:(train|training)|(val|valid|validation|dev)|(test|testing|eval|evaluation))"
+    r"[\W\d_]*(?:set|split|data|images)?[\W\d_]*",
+    re.IGNORECASE,
+)
 EXPORTED = ("examples.jsonl", "images")
 LAYOUT = "use FOLDER/CLASS/IMAGE.jpg, such as pets/cat/1.jpg and pets/dog/2.jpg"
 
@@ -109,20 +146,32 @@ def load_image_folder(
 ) -> Iterator[Example]:
     """Yield the images of class folders, ordered by label, then by path.
 
-    Each subfolder is a class, named by the folder; deeper folders belong to it too. `split` selects
-    a subfolder with classes, such as FOLDER/train. Files without an image suffix are ignored.
-    Unreadable images go to `on_error`, which raises by default, as do images that another class
-    already contains. Exports (`export_to`) are rejected.
+    Each subfolder is a class, named by the folder; deeper folders and links to folders belong to it
+    too. `split` selects a subfolder with classes, such as FOLDER/train. Files are recognized by
+    their suffix or content; hidden and system files are skipped. Unreadable images and folders go
+    to `on_error`, which raises by default, as do images that another class already contains.
+    A given `on_error` also receives one `UnreadFilesError` with the number of other files and the
+    classes without images. Exports (`export_to`) are rejected.
     """
-    report = error_handler(on_error)
     root = _root(Path(folder), split)
-    paths = _labelled_paths(root, report)
-    for stray in _images(root, "*"):
-        report(LoadError(f"{path_text(stray)} is not in a class folder", hint=LAYOUT))
+    yield from labelled_images(root, scan_images(root), Image.open, question, on_error)
+
+
+def labelled_images(
+    root: Path,
+    scan: FolderScan,
+    open_image: Callable[[Path], Image],
+    question: str,
+    on_error: OnRowError | None,
+) -> Iterator[Example]:
+    """Yield the images of a scanned folder, see `load_image_folder`."""
+    report = error_handler(on_error)
+    for error in scan.errors:
+        report(error)
     first: dict[str, tuple[str, Path]] = {}
-    for label, path in paths:
+    for label, path in labelled_paths(root, scan, report):
         try:
-            image = Image.open(path)
+            image = open_image(path)
             first_label, first_path = first.setdefault(image.sha256, (label, path))
             if label != first_label:
                 raise LoadError(
@@ -133,20 +182,48 @@ def load_image_folder(
             report(error)
         else:
             yield labelled_example(image, (label,), question=question, source=path_text(path))
+    if on_error is not None and (unread := _unread_text(root, scan)):
+        on_error(UnreadFilesError(f"{path_text(root)}: not read: {unread}"))
 
 
 def count_images(folder: str | Path, split: str | None = None) -> int:
     """Return the number of images that `load_image_folder` reads. Raises `LoadError`."""
-    return len(_labelled_paths(_root(Path(folder), split), _ignore))
+    root = _root(Path(folder), split)
+    return len(labelled_paths(root, scan_images(root), ignore_error))
 
 
-def _ignore(error: BottegaError) -> None:
+def ignore_error(error: BottegaError) -> None:
     """Ignore the error, which the loader reports."""
 
 
 def has_splits(folder: str | Path) -> bool:
-    """Return whether the folder has the subfolders train and test."""
-    return all((Path(folder) / split).is_dir() for split in SPLITS)
+    """Return whether the subfolders are splits, such as train and val, instead of classes."""
+    root = Path(folder)
+    splits = split_folders(root)
+    if len(splits) != 1:
+        return len(splits) > 1
+    [names] = splits.values()
+    folders = subfolders(root)
+    return len(names) == len(folders) and any(map(subfolders, folders))
+
+
+def split_folders(folder: Path) -> dict[str, list[str]]:
+    """Return the names of subfolders that are named like the splits train, val and test."""
+    return split_names(path.name for path in subfolders(folder)) if folder.is_dir() else {}
+
+
+def split_names(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names that are like those of the splits train, val and test."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        if (split := _split_of(name)) is not None:
+            found.setdefault(split, []).append(path_text(name))
+    return {split: found[split] for split in SPLITS if split in found}
+
+
+def _split_of(name: str) -> str | None:
+    named = SPLIT_NAME.fullmatch(name)
+    return named and SPLITS[(named.lastindex or 1) - 1]
 
 
 def _root(folder: Path, split: str | None) -> Path:
@@ -157,51 +234,83 @@ def _root(folder: Path, split: str | None) -> Path:
             f"{path_text(folder)} is an export, not a folder of classes",
             hint=f"run bottega import K.db {path_text(folder)}, or call import_from",
         )
-    if split is None and has_splits(folder):
-        raise LoadError(
-            f"{path_text(folder)} contains the splits train and test",
-            hint=f"choose the split train or test (--split), or name {path_text(folder / 'train')}",
-        )
-    root = folder if split is None else folder / split
-    if not root.is_dir():
-        raise LoadError(
-            f"{path_text(folder)} has no folder {split!r}",
-            hint="omit the split if the folder contains the class folders",
-        )
-    return root
+    if split is not None:
+        return _split_root(folder, split)
+    if has_splits(folder):
+        raise splits_error(folder, split_folders(folder))
+    return folder
 
 
-def _labelled_paths(root: Path, on_error: OnRowError) -> list[tuple[str, Path]]:
-    classes = [folder for folder in root.iterdir() if folder.is_dir() and _visible(folder, root)]
-    found: list[tuple[str, Path]] = []
-    for folder in classes:
-        try:
-            label = label_text(path_text(folder.name))
-        except LoadError as error:
-            on_error(LoadError(f"{path_text(folder)!r}: {error}", hint=error.hint))
-        else:
-            found += [(label, path) for path in _images(folder, "**/*")]
-    if not classes:
-        is_class = any(_images(root, "*"))
-        parent = f"use its parent {path_text(root.parent)}, whose folders are the classes"
-        hint = parent if is_class else LAYOUT
-        raise LoadError(f"{path_text(root)} has no class folders", hint=hint)
-    if not found:
-        raise LoadError(f"the class folders of {path_text(root)} hold no images", hint=LAYOUT)
-    return sorted(found, key=lambda pair: (pair[0], path_text(pair[1])))
-
-
-def _images(folder: Path, pattern: str) -> list[Path]:
-    return sorted(
-        path
-        for path in folder.glob(pattern)
-        if path.suffix.lower() in SUFFIXES and path.is_file() and _visible(path, folder)
+def splits_error(folder: Path, splits: Mapping[str, Sequence[str]]) -> LoadError:
+    """Return the error of a folder of splits of which none is chosen."""
+    names = list(chain.from_iterable(splits.values()))
+    return LoadError(
+        f"{path_text(folder)} contains the splits {' and '.join(names)}, not classes",
+        hint=f"choose the split {' or '.join(names)} (--split), or name"
+        f" {path_text(folder / names[0])}",
     )
 
 
-def _visible(path: Path, root: Path) -> bool:
-    """Return whether the path is not a hidden file or a leftover of an archive."""
-    return not any(part.startswith((".", "__MACOSX")) for part in path.relative_to(root).parts)
+def _split_root(folder: Path, split: str) -> Path:
+    if (folder / split).is_dir():
+        return folder / split
+    return folder / named_split(folder, split_folders(folder), split)
+
+
+def named_split(folder: Path, splits: Mapping[str, Sequence[str]], split: str) -> str:
+    """Return the only name that is like this split's. Raises `LoadError`."""
+    names = splits.get(_split_of(split) or "", ())
+    if len(names) == 1:
+        return names[0]
+    existing = " or ".join(chain.from_iterable(splits.values()))
+    omit = "omit the split if the folder contains the class folders"
+    raise LoadError(
+        f"{path_text(folder)} has no folder {split!r}",
+        hint=f"choose the split {existing}" if existing else omit,
+    )
+
+
+def labelled_paths(root: Path, scan: FolderScan, on_error: OnRowError) -> list[tuple[str, Path]]:
+    labels: dict[str, str | None] = {}
+    found: list[tuple[str, Path]] = []
+    strays: list[Path] = []
+    for path in scan.images:
+        name, *below = path.relative_to(root).parts
+        if not below:
+            strays.append(path)
+            continue
+        if name not in labels:
+            labels[name] = _class_label(root / name, on_error)
+        if (label := labels[name]) is not None:
+            found.append((label, path))
+    if not found:
+        raise _no_classes(root, scan, is_class=bool(strays))
+    for stray in strays:
+        on_error(LoadError(f"{path_text(stray)} is not in a class folder", hint=LAYOUT))
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def _class_label(folder: Path, on_error: OnRowError) -> str | None:
+    try:
+        return label_text(path_text(folder.name))
+    except LoadError as error:
+        on_error(LoadError(f"{path_text(folder)!r}: {error}", hint=error.hint))
+        return None
+
+
+def _no_classes(root: Path, scan: FolderScan, *, is_class: bool) -> LoadError:
+    if scan.folders:
+        return LoadError(f"the class folders of {path_text(root)} hold no images", hint=LAYOUT)
+    parent = f"use its parent {path_text(root.parent)}, whose folders are the classes"
+    return LoadError(f"{path_text(root)} has no class folders", hint=parent if is_class else LAYOUT)
+
+
+def _unread_text(root: Path, scan: FolderScan) -> str:
+    """Return the numbers of unread files by reason, and the classes without images."""
+    filled = {path.relative_to(root).parts[0] for path in scan.images}
+    empty = [path_text(name) for name in scan.folders if name not in filled]
+    classes = f"classes without images: {', '.join(empty)}" if empty else ""
+    return "; ".join(filter(None, (scan.unread_text, classes)))
 
 
 MANYICL_LAYOUT = "use FOLDER/demo.csv, FOLDER/test.csv and FOLDER/images/"
@@ -239,7 +348,7 @@ def load_manyicl(
 
 def count_manyicl(folder: str | Path, split: str = "demo") -> int:
     """Return the number of rows that `load_manyicl` reads. Raises `LoadError`."""
-    return len(_rows(Path(folder) / f"{split}.csv", _ignore))
+    return len(_rows(Path(folder) / f"{split}.csv", ignore_error))
 
 
 def manyicl_classes(folder: str | Path, split: str = "demo") -> list[str]:

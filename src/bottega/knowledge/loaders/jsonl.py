@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
 import unicodedata
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, cast
 
 import orjson
 
 from bottega.errors import ImageError, LoadError, OnRowError, error_handler
 from bottega.image import Image, path_text
-from bottega.knowledge.loaders.folders import join_labels, label_text, open_within
+from bottega.knowledge.loaders.folders import (
+    existing_name,
+    join_labels,
+    label_text,
+    one_line,
+    open_within,
+)
 from bottega.types import IMAGE_QUESTION, Example, Query
 
 FIELDS = (
@@ -21,6 +30,8 @@ FIELDS = (
 
 PASSAGE = 'write {"text": "..."}; optional: id, image, images, tags'
 ANSWERS = ("answer", "label", "labels")
+# A packed file of a few MB can hold a line that does not fit into memory.
+MAX_LINE = 512 << 20
 
 Row = Mapping[str, object]
 
@@ -39,7 +50,7 @@ def load_jsonl(
     Blank lines are skipped.
     """
     path = Path(path)
-    with _open(path) as lines:
+    with open_lines(path) as lines:
         yield from read_jsonl(
             lines, path_text(path), folder=path.parent, question=question, on_error=on_error
         )
@@ -47,7 +58,7 @@ def load_jsonl(
 
 def count_lines(path: str | Path) -> int:
     """Return the number of lines that are not blank. Raises `LoadError`."""
-    with _open(Path(path)) as lines:
+    with open_lines(Path(path)) as lines:
         return sum(1 for line in lines if line.strip())
 
 
@@ -73,7 +84,7 @@ def load_passage_lines(
         # One shared source: a text per passage could need more memory than the passage.
         return Example(query, "", tags=_tags(row), source=shown)
 
-    with _open(path) as lines:
+    with open_lines(path) as lines:
         yield from _read(lines, shown, passage, on_error)
 
 
@@ -112,13 +123,31 @@ def read_jsonl(
     return _read(lines, name, example, on_error)
 
 
-def _open(path: Path) -> BinaryIO:
+@contextmanager
+def open_lines(path: Path) -> Iterator[Iterator[bytes]]:
+    """Open a file, unpacked if it ends in .gz, as an iterator of lines. Raises `LoadError`."""
+    shown = path_text(path)
     try:
-        return path.open("rb")
-    except OSError as error:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            yield _bounded_lines(cast(IO[bytes], file), shown)
+    except OSError as error:  # including `gzip.BadGzipFile`
         raise LoadError(
-            f"{path_text(path)} cannot be read: {error.strerror}", hint="check the path"
+            f"{shown} cannot be read: {error.strerror or error}", hint="check the path"
         ) from error
+    except (EOFError, zlib.error) as error:
+        raise LoadError(f"{shown} is damaged: {error}", hint="copy the file again") from error
+
+
+def _bounded_lines(file: IO[bytes], shown: str) -> Iterator[bytes]:
+    number = 0
+    while line := file.readline(MAX_LINE + 1):
+        number += 1
+        if len(line) > MAX_LINE:
+            raise LoadError(
+                f"{shown}, line {number} is longer than {MAX_LINE >> 20} MB",
+                hint="give images as paths",
+            )
+        yield line
 
 
 def _read(
@@ -155,7 +184,7 @@ def _labels(row: Row) -> tuple[tuple[str, ...] | None, str]:
         label = label_text(label)
         if answer is None:
             answer = label
-        elif answer.strip() and label_text(answer).casefold() != label.casefold():
+        elif answer.strip() and one_line(answer).casefold() != label.casefold():
             raise LoadError(
                 f"the label {label!r} and the answer {answer!r} contradict each other",
                 hint="give one of them, or the class in labels and a longer text in answer",
@@ -174,9 +203,9 @@ def _check_choices(row: Row) -> None:
     if not choices:
         return
     labels, answer = _labels(row)
-    allowed = {label_text(choice) for choice in choices}
+    allowed = set(map(one_line, choices))
     for each in (answer,) if labels is None else labels:
-        if label_text(each) not in allowed:
+        if one_line(each) not in allowed:
             raise LoadError(
                 f"{each!r} is not among the choices {', '.join(choices)}",
                 hint="use one of the choices as the answer",
@@ -194,8 +223,8 @@ def _images(row: Row, folder: Path | None, source: str) -> tuple[Image, ...]:
 def _image(text: str, folder: Path | None, source: str) -> Image:
     if text.startswith("data:"):
         return Image.from_data_url(text, source=source)
-    if folder is not None and _is_path(folder / text):
-        return Image.open(folder / text) if Path(text).is_absolute() else open_within(folder, text)
+    if folder is not None and (name := existing_name(folder, text)) is not None:
+        return Image.open(folder / name) if Path(name).is_absolute() else open_within(folder, name)
     try:
         return Image.from_data_url(text, source=source)
     except ImageError as error:
@@ -208,13 +237,6 @@ def _image(text: str, folder: Path | None, source: str) -> Image:
             f"image must be a file or base64, got {shown!r}",
             hint="give paths relative to the JSONL file",
         ) from error
-
-
-def _is_path(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # too long for a path, or a NUL
-        return False
 
 
 def _text(row: Row, name: str) -> str | None:

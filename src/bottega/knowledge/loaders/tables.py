@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase
 from typing import TYPE_CHECKING, Self
+
+import orjson
 
 from bottega.errors import (
     BottegaError,
@@ -18,7 +24,12 @@ from bottega.errors import (
     needs_extra,
 )
 from bottega.image import Image, path_text
-from bottega.knowledge.loaders.folders import join_labels, label_text, open_within
+from bottega.knowledge.loaders.folders import (
+    existing_name,
+    join_labels,
+    label_text,
+    open_within,
+)
 from bottega.types import IMAGE_QUESTION, Example, Query
 
 if TYPE_CHECKING:
@@ -54,12 +65,26 @@ def image_of_cell(value: object, folder: Path | None, source: str, *, hint: str)
     )
 
 
-IMAGE_NAMES = ("image", "img", "picture", "decoded_image")
-LABEL_NAMES = ("label", "labels", "class", "category", "fine_label")
+# Usual names, compared without case and separators: "Image Path" is image_path.
+IMAGE_NAMES = (
+    *("image", "img", "picture", "decoded_image", "images", "image_path", "file_name", "filename"),
+    *("file", "image_file", "image_name", "img_path", "filepath", "path"),
+)
+LABEL_NAMES = (
+    *("label", "labels", "class", "category", "fine_label", "class_name", "label_name", "target"),
+    "species",
+)
 QUESTION_NAMES = ("question", "query", "prompt")
-ANSWER_NAMES = ("answer", "answers", "multiple_choice_answer")
+ANSWER_NAMES = (
+    *("answer", "answers", "multiple_choice_answer", "answer_index", "answer_idx"),
+    *("correct_answer", "correct_index"),
+)
+CHOICES_NAMES = ("choices", "options")
 
-COLUMN_HINT = "name the column of encoded images with image_column"
+COLUMN_HINT = "name the column of images or their paths with image_column (--image-column)"
+LABEL_HINT = "name one with label_column (--label-column), or add --passages for texts alone"
+LONGEST_LITERAL = 100_000  # base64 images in a printed list are found by a pattern
+SHORTEST_BASE64 = 100  # a shorter text is the path of a missing file
 
 Row = Mapping[str, object]
 # Column names -> feature types of `datasets`.
@@ -74,6 +99,8 @@ class Names:
     label: str | None = None
     question: str | None = None
     answer: str | None = None
+    choices: str | None = None
+    options: tuple[str, ...] = ()  # columns A, B, C, ... with one choice each
 
 
 @dataclass(frozen=True)
@@ -91,30 +118,70 @@ class Columns:
         """Return the columns, inferring those that are not given from types and usual names."""
         typed = (name for name, kind in features.items() if type(kind).__name__ == "Image")
         with_classes = (name for name, kind in features.items() if _classes(kind))
+        letters = takewhile(features.__contains__, ascii_uppercase)
         names = Names(
             given.image or next(typed, None) or _named(features, IMAGE_NAMES),
             given.label or _named(features, LABEL_NAMES) or next(with_classes, None),
             given.question or _named(features, QUESTION_NAMES),
-            given.answer or _named(features, ANSWER_NAMES),
+            given.answer or (None if given.label else _named(features, ANSWER_NAMES)),
+            _named(features, CHOICES_NAMES),
+            tuple(letters) if "B" in features else (),
         )
         _check(names, features)
         return cls(names, _classes(features.get(names.label or "")), question, folder)
 
     def example(self, row: Row, source: str) -> Example:
         names = self.names
-        value = None if names.image is None else row[names.image]
-        images = (
-            () if value is None else (image_of_cell(value, self.folder, source, hint=COLUMN_HINT),)
-        )
+        images = () if names.image is None else self._images(row[names.image], source)
         text = None if names.question is None else row[names.question]
-        query = Query(self.question if text is None else str(text), images)
+        if not images and names.question is None:
+            raise LoadError("image is missing", hint="remove the row, or add its image")
+        choices = self._choices(row)
+        query = Query(self.question if text is None else str(text), images, choices)
         if names.answer is not None:
-            return Example(query, _answer(row[names.answer]), source=source)
+            return Example(query, _answer(row[names.answer], choices), source=source)
         value = row[names.label or ""]
         if isinstance(value, list):
             labels = tuple(self._label(part) for part in value)
             return Example(query, join_labels(labels), labels=labels, source=source)
+        if choices and not self.classes:
+            return Example(query, _answer(value, choices), source=source)
         return Example(query, self._label(value), source=source)
+
+    def _images(self, value: object, source: str) -> tuple[Image, ...]:
+        if isinstance(value, str):
+            if value.startswith("["):
+                return tuple(self._image(part, source) for part in _list_of_texts(value))
+            return (self._image(value, source),) if value.strip() else ()
+        if isinstance(value, list):
+            return tuple(image for part in value for image in self._images(part, source))
+        is_missing = value is None or value != value  # NaN
+        return () if is_missing else (image_of_cell(value, self.folder, source, hint=COLUMN_HINT),)
+
+    def _image(self, text: str, source: str) -> Image:
+        """Return the image of a path inside the folder, a path in its subfolder `images`, a data
+        URL or base64."""
+        folder = self.folder
+        for root in () if folder is None else (folder, folder / "images"):
+            if existing_name(root, text) is not None:
+                return open_within(root, text)
+        if len(text) >= SHORTEST_BASE64 or text.startswith("data:"):
+            return Image.from_data_url(text, source=source)
+        problem = "is not base64" if folder is None else f"does not exist in {path_text(folder)}"
+        raise ImageError(
+            f"image {text!r} {problem}",
+            hint="give paths relative to the folder of the table, or base64",
+        )
+
+    def _choices(self, row: Row) -> tuple[str, ...]:
+        names = self.names
+        value: object = [row[name] for name in names.options]
+        if names.choices is not None:
+            cell = row[names.choices]
+            value = _list_of_texts(cell) if isinstance(cell, str) else cell
+        if not isinstance(value, list):
+            return ()
+        return tuple(str(one) for one in value if one is not None and one == one and str(one))
 
     def _label(self, value: object) -> str:
         if value == -1:  # marks hidden test labels
@@ -130,7 +197,27 @@ class Columns:
 
 
 def _named(features: Features, usual: Sequence[str]) -> str | None:
-    return next((name for name in usual if name in features), None)
+    folded: dict[str, str] = {
+        re.sub(r"[\W_]", "", name.casefold()): name for name in reversed([*features])
+    }
+    keys = (name.replace("_", "") for name in usual)
+    return next((folded[key] for key in keys if key in folded), None)
+
+
+def _list_of_texts(text: str) -> list[str]:
+    """Return the list of a cell in JSON, or as Python prints it."""
+    if not text.startswith("["):
+        return []
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        try:
+            found = ast.literal_eval(text) if len(text) < LONGEST_LITERAL else None
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            found = None
+        if found is None:
+            found = re.findall(r"['\"]([\w+/=:;,.-]+)['\"]", text)
+    return [str(one) for one in found] if isinstance(found, list) else []
 
 
 def _classes(feature: object) -> tuple[str, ...]:
@@ -146,16 +233,18 @@ def _check(names: Names, features: Features) -> None:
     if names.label is None and names.answer is None:
         raise LoadError(
             "label and answer columns are missing",
-            hint=f"name one with label_column or answer_column; {columns_hint}",
+            hint=f"{LABEL_HINT}; {columns_hint}",
         )
     if names.image is None and names.question is None:
         raise LoadError(
             "image and question columns are missing",
-            hint=f"name one with image_column or question_column; {columns_hint}",
+            hint=f"{COLUMN_HINT}; {columns_hint}",
         )
 
 
-def _answer(value: object) -> str:
+def _answer(value: object, choices: Sequence[str] = ()) -> str:
+    if choices:
+        return _chosen(value, choices)
     match value:
         case {"text": [first, *_]}:  # SQuAD: variants of one answer
             return _text(first, "answer")
@@ -165,6 +254,22 @@ def _answer(value: object) -> str:
             answers = [_answer(part) for part in value]
             return Counter(answers).most_common(1)[0][0]
     return _text(value, "answer")
+
+
+def _chosen(value: object, choices: Sequence[str]) -> str:
+    """Return the choice that a text, a letter or an index (from 0) means."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    text = _text(value, "answer").strip()
+    if not isinstance(value, int) and text in choices:
+        return text
+    number = int(text) if text.isdecimal() else ascii_lowercase.find(text.lower())
+    if (text.isdecimal() or len(text) == 1) and 0 <= number < len(choices):
+        return choices[number]
+    raise LoadError(
+        f"answer must be a choice, its letter or its index below {len(choices)}, got {text[:80]!r}",
+        hint="check the columns of the choices and the answer",
+    )
 
 
 def _text(value: object, what: str) -> str:
@@ -223,7 +328,8 @@ def load_hugging_face(
         try:
             example = columns.example(row, source)
         except (LoadError, ImageError) as error:
-            report(LoadError(f"{source}: {error}", hint=error.hint))
+            named = str(error) if str(error).startswith(source) else f"{source}: {error}"
+            report(LoadError(named, hint=error.hint))
         else:
             yield example
 

@@ -1,0 +1,246 @@
+"""Tables and archives as people have them, added by `bottega add`."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import gzip
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bottega.image import MAX_BYTES
+from bottega.knowledge.loaders import archives, delimited
+from tests.builders import solid_image
+from tests.cli.conftest import Run
+
+FILES = ("cat/1.png", "cat/2.png", "dog/1.png")
+LABELS = {"cat": 2, "dog": 1}
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Write `FILES` into the current folder of `run`."""
+    for shade, name in enumerate(FILES):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(solid_image(shade).data)
+    return tmp_path
+
+
+def encoded(shade: int) -> str:
+    return base64.b64encode(solid_image(shade).data).decode()
+
+
+def added_labels(run: Run, *arguments: object) -> dict[str, int]:
+    """Add the source and return the number of examples by answer."""
+    added = run("add", "k.db", *arguments, "--embed", "pixels")
+    assert added.code == 0, added.err
+    listed: Any = run("ls", "k.db", "--limit", 100, "--json").json
+    answers = [one["answer"] for one in listed]
+    return {answer: answers.count(answer) for answer in sorted(set(answers))}
+
+
+# Header and row.
+CSV = {
+    "usual names": ("image,label", "{file},{label}"),
+    "Excel": ("\ufeffFile Name;Class", "{file};{label}"),
+    "tabs": ("path\tcategory", "{file}\t{label}"),
+    "other columns": ("id,label,note,filename", '7,{label},"a, b",{file}'),
+    "Windows": ("image,label", "{windows},{label}"),
+    "absolute": ("image,label", "{absolute},{label}"),
+}
+
+
+@pytest.mark.parametrize("form", CSV)
+def test_csv_files_name_images_and_labels(run: Run, images: Path, form: str) -> None:
+    header, row = CSV[form]
+    rows = [
+        row.format(
+            file=name,
+            windows=name.replace("/", "\\"),
+            absolute=images / name,
+            label=name.partition("/")[0],
+        )
+        for name in FILES
+    ]
+    (images / "my.csv").write_text("\r\n".join([header, *rows]), encoding="utf-8")
+    assert added_labels(run, "my.csv") == LABELS
+
+
+def test_columns_with_other_names_are_asked_for(run: Run, images: Path) -> None:
+    rows = [f"{name},{name[:3]}" for name in FILES]
+    (images / "my.tsv").write_text("\n".join(["photo_of_animal,kind", *rows]))
+    for options, missing in (
+        ((), "--label-column"),
+        (("--label-column", "kind"), "--image-column"),
+        (("--label-column", "kinds", "--image-column", "photo_of_animal"), "column 'kinds'"),
+    ):
+        refused = run("add", "k.db", "my.tsv", *options)
+        assert (refused.code, Path("k.db").exists()) == (1, False)
+        assert missing in refused.err
+        assert "its columns are photo_of_animal, kind" in refused.err
+    named = ("--image-column", "photo_of_animal", "--label-column", "kind")
+    assert added_labels(run, "my.tsv", *named) == LABELS
+    refused = run("add", "other.db", "cat", *named)
+    assert (refused.code, "cat is not a table" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "no line of column names"),
+        ("image,image,label\n", "two columns 'image'"),
+        ("image,label\n", "has no examples"),
+        ("image,label\ngone.png,cat\n", "line 2: image 'gone.png' does not exist"),
+        ("image,label\n../x.png,cat\n", "line 2"),
+        ("image,label\ncat/1.png\n", "line 2: expected 2 columns, got 1"),
+        ("image,label\ncat/1.png,\n", "line 2: label is missing"),
+        ("image,label\n,cat\n", "line 2: image is missing"),
+        (f"image,label\ncat/1.png,{'x' * 10_000}\n", "line 2: the label has 10,000 characters"),
+        ("image,label\ncat/\udcff.png,cat\n", "my.csv cannot be read"),
+    ],
+)
+def test_bad_tables_are_named(run: Run, images: Path, text: str, expected: str) -> None:
+    (images / "my.csv").write_text(text, encoding="utf-8", errors="surrogateescape")
+    failed = run("add", "k.db", "my.csv")
+    assert (failed.code, Path("k.db").exists()) == (1, False)
+    assert expected in failed.err
+
+
+def test_bad_rows_do_not_stop_the_others(
+    run: Run, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    previous = csv.field_size_limit(100)
+    monkeypatch.setattr(delimited, "MAX_CELL", 100)
+    rows = [
+        "image,label",
+        f"cat/1.png,{'x' * 200}",
+        *(f"{name},{name[:3]}" for name in FILES),
+        "gone.png,cat",
+        "a,b,c",
+    ]
+    (images / "my.csv").write_text("\n".join(rows))
+    try:
+        assert added_labels(run, "my.csv") == LABELS
+    finally:
+        csv.field_size_limit(previous)
+
+
+def test_a_vlmevalkit_table_is_read(run: Run, tmp_path: Path) -> None:
+    large = base64.b64encode(solid_image(1).data + bytes(200_000)).decode()
+    rows = [
+        "index\timage\tquestion\tA\tB\tC\tD\tanswer\tcategory",
+        f"1\t{large}\tWhich?\tcat\tdog\tbird\tfish\tB\tx",
+        f"2\t{encoded(2)}\tIs it?\tyes\tno\t\t\tA\tx",
+        "1000001\t1\tWhich?\tdog\tcat\tbird\tfish\tA\tx",
+        "9\t8\tWhich?\tdog\tcat\tbird\tfish\tA\tx",
+    ]
+    (tmp_path / "MMBench.tsv").write_text("\n".join(rows))
+    added: Any = run("add", "k.db", "MMBench.tsv", "--embed", "pixels", "--json")
+    assert (added.code, added.json["new"]) == (0, 3)
+    assert "line 5: no earlier row has the index 8" in added.err
+    listed: Any = run("ls", "k.db", "--json").json
+    found = {(one["question"], one["answer"]) for one in listed}
+    assert found == {("Which?", "dog"), ("Is it?", "yes")}
+
+
+def test_packed_lines_are_read(run: Run, images: Path) -> None:
+    lines = "".join(json.dumps({"image": name, "label": name[:3]}) + "\n" for name in FILES)
+    packed = gzip.compress(lines.encode())
+    (images / "my.jsonl.gz").write_bytes(packed)
+    assert added_labels(run, "my.jsonl.gz") == LABELS
+    for damaged in (packed[:-12], b"no gzip"):
+        (images / "bad.jsonl.gz").write_bytes(damaged)
+        failed = run("add", "other.db", "bad.jsonl.gz")
+        assert (failed.code, "bad.jsonl.gz" in failed.err) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.csv"])
+def test_hugging_face_image_folders_are_read(run: Run, images: Path, name: str) -> None:
+    for split in ("train", "validation"):
+        folder = images / "set" / split
+        folder.mkdir(parents=True)
+        for file in FILES:
+            (folder / file.replace("/", "-")).write_bytes((images / file).read_bytes())
+        pairs = [(file.replace("/", "-"), file[:3]) for file in FILES]
+        lines = [json.dumps({"file_name": file, "label": label}) for file, label in pairs]
+        if name == "metadata.csv":
+            lines = ["file_name,label", *(f"{file},{label}" for file, label in pairs)]
+        (folder / name).write_text("\n".join(lines))
+    refused = run("add", "k.db", "set")
+    assert (refused.code, "contains the splits train and validation" in refused.err) == (1, True)
+    assert added_labels(run, "set", "--split", "val") == LABELS
+    assert added_labels(run, "set/train") == LABELS
+
+
+def test_a_snapshot_of_the_hub_is_read(run: Run, tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pytest.importorskip("datasets")
+    from pyarrow import parquet
+
+    blob = tmp_path / "blobs" / "0a1b"
+    blob.parent.mkdir()
+    columns = {"image": [encoded(1), encoded(2)], "choices": [["cat", "dog"]] * 2}
+    answers = pa.array([1, 0])
+    parquet.write_table(pa.table({**columns, "question": ["a", "b"], "answer": answers}), blob)
+    data = tmp_path / "snapshot" / "data"
+    data.mkdir(parents=True)
+    (data / "train-00000-of-00001.parquet").symlink_to(os.path.relpath(blob, data))
+    assert added_labels(run, "snapshot") == {"cat": 1, "dog": 1}
+
+
+def write_zip(path: Path, files: dict[str, bytes]) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+
+
+@pytest.mark.parametrize("prefix", ["", "pets/", "export/pets/", "pets\\"])
+def test_a_zip_of_class_folders_is_read(run: Run, tmp_path: Path, prefix: str) -> None:
+    files = {
+        f"{prefix}{name.replace('/', prefix[-1:] or '/')}": solid_image(shade).data
+        for shade, name in enumerate(FILES)
+    }
+    system = {"__MACOSX/cat/._1.png": b"x", f"{prefix}readme.txt": b"hello"}
+    write_zip(tmp_path / "my.zip", files | system)
+    assert added_labels(run, "my.zip") == LABELS
+    added = run("add", "k.db", "my.zip")
+    assert "not read: 1 .txt, 1 hidden or system" in added.err
+    listed: Any = run("ls", "k.db", "--json").json
+    assert any(one["source"].endswith("/cat/1.png") for one in listed)
+
+
+def test_a_zip_of_splits_needs_one(run: Run, tmp_path: Path) -> None:
+    files = {
+        f"tv/{split}/{name}": solid_image(shade).data
+        for split in ("train", "valid")
+        for shade, name in enumerate(FILES)
+    }
+    write_zip(tmp_path / "tv.zip", files)
+    refused = run("add", "k.db", "tv.zip")
+    assert (refused.code, "contains the splits train and valid" in refused.err) == (1, True)
+    assert added_labels(run, "tv.zip", "--split", "val") == LABELS
+
+
+def test_bad_entries_of_a_zip_do_not_stop_the_others(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {name: solid_image(shade).data for shade, name in enumerate(FILES)}
+    bomb = {"cat/bomb.png": bytes(MAX_BYTES + 1), "dog/half.png": solid_image(4).data[:40]}
+    write_zip(tmp_path / "my.zip", files | {"../out.png": b"x", "/etc/out.png": b"x"} | bomb)
+    added: Any = run("add", "k.db", "my.zip", "--embed", "pixels", "--json")
+    assert (added.code, added.json["new"], len(added.json["skipped"])) == (0, 3, 4)
+    assert "the entry '../out.png' leads outside of the archive" in added.err
+    assert "bomb.png is larger than 128 MB" in added.err
+    assert not (tmp_path.parent / "out.png").exists()
+    monkeypatch.setattr(archives, "MAX_ENTRIES", 3)
+    refused = run("add", "other.db", "my.zip")
+    assert (refused.code, "has 7 entries, more than 3" in refused.err) == (1, True)
+    (tmp_path / "bad.zip").write_bytes((tmp_path / "my.zip").read_bytes()[:-30])
+    refused = run("add", "other.db", "bad.zip")
+    assert (refused.code, "bad.zip is not a readable zip archive" in refused.err) == (1, True)
