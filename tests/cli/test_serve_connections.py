@@ -96,7 +96,7 @@ FOUND: list[tuple[dict[str, Any], str, str, tuple[str, ...]]] = [
     (
         {"key": "sk-other"},
         "gpt-4.1",
-        "refuses (401)",
+        "answers with status 401",
         (
             "tiers.only.api_key_env: ",
             "answered 401",
@@ -106,13 +106,13 @@ FOUND: list[tuple[dict[str, Any], str, str, tuple[str, ...]]] = [
     (
         {"list_answer": refuse(302)},
         "gpt-4.1",
-        "refuses (302)",
+        "answers with status 302",
         ("tiers.only.base_url: ", "set base_url to the address that it redirects to"),
     ),
     (
         {"list_answer": refuse(500, "on fire")},
         "gpt-4.1",
-        "refuses (500)",
+        "answers with status 500",
         ("tiers.only: ", "on fire", "the server's log"),
     ),
 ]
@@ -154,7 +154,7 @@ PROBED: list[tuple[dict[str, Any], str, str, str, tuple[str, ...]]] = [
         {"reads": ("text",)},
         "gpt-4.1",
         "",
-        "up, lists gpt-4.1; answers the text; refuses the image (400)",
+        "up, lists gpt-4.1; answers the text; rejects the image",
         ("tiers.only.images: ", "does not read images", "images = 0"),
     ),
     (
@@ -168,7 +168,7 @@ PROBED: list[tuple[dict[str, Any], str, str, str, tuple[str, ...]]] = [
         {"list_answer": refuse(404)},
         "gpt-4.2-typo",
         "",
-        "up, without a list of models; refuses (404)",
+        "up, without a list of models; answers with status 404",
         ("tiers.only.model: ", "The model gpt-4.2-typo does not exist"),
     ),
 ]
@@ -207,7 +207,7 @@ def test_all_tiers_are_checked_and_every_fault_is_named(run: Run) -> None:
         )
         done = run("serve", "--check")
     assert done.code == 1
-    assert row(done, "large") == f"large (judge) {locked} refuses (401)"
+    assert row(done, "large") == f"large (judge) {locked} answers with status 401"
     assert row(done, "local") == "local this process loads at the start"
     assert "tiers.small.model: " in done.err and "tiers.large.api_key_env: " in done.err
     lines = [" ".join(line.split()) for line in done.out.splitlines()]

@@ -560,6 +560,13 @@ def test_sizes_are_limited(endpoint: Server, tmp_path: Path) -> None:
         with pytest.raises(openai.APIStatusError, match="bytes") as raised:
             upload(real, b"x" * (1 << 21))
         assert raised.value.status_code == 413
+        with pytest.raises(openai.APIStatusError, match="body is larger than 65,536 bytes"):
+            real.batches.create(
+                input_file_id="file-1",
+                endpoint="/v1/chat/completions",
+                completion_window="24h",
+                metadata={"note": "x" * 70_000},
+            )
         file = upload(real, b"x" * 900_000)
         with pytest.raises(openai.APIStatusError, match="exceed"):
             upload(real, b"x" * 200_000)

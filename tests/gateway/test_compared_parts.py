@@ -161,3 +161,24 @@ def test_missing_weights_prevent_the_start(
     with pytest.raises(MissingDependencyError, match="is required") as error:
         build(config, ENVIRONMENT)
     assert f"bottega-vlm[{extra}" in error.value.hint
+
+
+@pytest.mark.parametrize("retrieve", ["nearest", "bm25"])
+@pytest.mark.parametrize("shades", [(), (1,)])
+def test_answers_that_the_embedder_cannot_read_are_not_stored(
+    endpoint: Server,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    retrieve: str,
+    shades: tuple[int, ...],
+) -> None:
+    config = gateway_config(tmp_path, endpoint.url, embed="pixels")
+    config = replace(config, cache=replace(config.cache, retrieve=retrieve))  # type: ignore[arg-type]
+    server = build(config, ENVIRONMENT)
+    with run_gateway(server) as url:
+        [message] = user_messages(*shades, text=QUESTION)
+        _, headers = ask(url, message["content"], model="bottega:route=large")
+        counted = server.metrics.exposition().decode()
+    assert ("x-bottega-stored" in headers) == bool(shades)
+    assert "not stored" not in caplog.text
+    assert "bottega_warnings_total{" not in counted

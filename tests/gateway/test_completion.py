@@ -170,7 +170,7 @@ def test_bypassed_request_has_a_cost(tmp_path: Path) -> None:
 
 def test_router_observes_the_cost_despite_a_full_disk(tmp_path: Path) -> None:
     class FullDiskWriter:
-        async def store(self, example: Example, /) -> str | None:
+        async def store(self, example: Example, /, *, pin: bool = False) -> str | None:
             raise StoreError("the disk is full")
 
     def customize(tenant: Tenant) -> Tenant:
@@ -232,7 +232,7 @@ class FailingWriter:
     def __init__(self, error: StoreError | None) -> None:
         self.error = error
 
-    async def store(self, example: Example, /) -> str | None:
+    async def store(self, example: Example, /, *, pin: bool = False) -> str | None:
         if self.error is not None:
             raise self.error
         return None

@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import urllib.error
+import urllib.request
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ import openai
 import pytest
 from aiohttp import web
 
+from bottega.errors import RejectedError
 from bottega.gateway.config.settings import TraceSettings
 from bottega.gateway.running.build import build
 from bottega.gateway.telemetry.logs import log_to
+from bottega.generation import ScriptedGenerator
 from bottega.openai_api.client import Breaker, Tolerance
 from bottega.recording import StoredTrace, TraceStore
+from bottega.types import Trace
 from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
-from tests.gateway.harness import harness, user_messages
+from tests.gateway.harness import Harness, harness, user_messages
 from tests.gateway.harness import raw as raw_request
 from tests.gateway.upstreams import events as sent_events
 from tests.gateway.upstreams import lines as stream_lines
@@ -234,3 +238,49 @@ def test_a_remembered_rejection_is_logged_with_its_remedy(endpoint: Server, tmp_
     assert failed.endswith('; drop_fields = ["temperature"] leaves it out')
     assert "fell back from large" in first["route_reason"]
     assert "large rejected such a request recently" in second["route_reason"]
+
+
+def raw_status(server: Harness, number: int, **fields: Any) -> int:
+    question = [{"role": "user", "content": f"What is 3 + {number}?"}]
+    body = {"model": "bottega", "messages": question, **fields}
+    request = urllib.request.Request(
+        f"{server.url}/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=20) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_failed_requests_teach_routers_nothing(tmp_path: Path) -> None:
+    refused = RejectedError("no", status=422)
+    tiers = ScriptedGenerator(["a", refused, "b"]), ScriptedGenerator([refused, refused])
+    seen: list[str] = []
+
+    async def record(trace: Trace, /) -> None:
+        seen.append(trace.reply.completions[0].text)
+
+    with harness(
+        tmp_path,
+        apprentice=tiers[0],
+        master=tiers[1],
+        change=lambda pipeline: dataclasses.replace(pipeline, record=record),
+    ) as server:
+        for number, status in ((1, 200), (2, 422), (3, 200)):
+            assert raw_status(server, number) == status
+    assert seen == ["a", "b"]
+
+
+def test_local_models_log_nothing_of_the_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    part = {"type": WORDS, "x": 1}
+    out = io.StringIO()
+    with harness(tmp_path) as server, log_to(out):
+        messages = [{"role": "user", "content": [part]}]
+        assert raw_status(server, 1, messages=messages) == 400
+    assert "PromptRejectedError" in out.getvalue()
+    assert WORDS not in out.getvalue()

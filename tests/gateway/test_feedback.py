@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 import time
@@ -18,7 +19,9 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner
 
+from bottega._util.caching import FairSemaphore
 from bottega.cli.app import app
+from bottega.errors import StoreError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.feedback import add_feedback, read_feedback
 from bottega.gateway.accounting.ledger import Ledger
@@ -31,7 +34,12 @@ from bottega.gateway.feedback import FeedbackEndpoint
 from bottega.gateway.ports import ANONYMOUS
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
-from bottega.types import Query
+from bottega.knowledge import KnowledgeBase, PixelEmbedder
+from bottega.knowledge.database import Database
+from bottega.knowledge.eviction import FirstInFirstOutEviction
+from bottega.openai_api.errors import ApiError
+from bottega.recording import CacheRecorder
+from bottega.types import Example, Query
 from tests.builders import solid_image
 from tests.gateway.gateways import ENVIRONMENT, gateway_config, run_gateway
 from tests.gateway.harness import QUESTION, client, user_messages
@@ -264,6 +272,145 @@ def test_corrections_are_limited(endpoint: Server, tmp_path: Path) -> None:
         pytest.raises(openai.PermissionDeniedError, match="may not correct"),
     ):
         one.send(one.ask(1), correction="a")
+
+
+def test_only_corrections_of_one_question_replace_each_other(
+    endpoint: Server, tmp_path: Path
+) -> None:
+    with gateway(tmp_path, endpoint, max_corrections=1) as (_, one):
+        endpoint.answers = [ok("seven")]
+        first = one.ask(1)
+        one.send(first, correction="seven")  # the master's answer, confirmed
+        one.send(first, correction="a", messages=user_messages(1))
+        for reply in (first, one.ask(2)):
+            with pytest.raises(openai.PermissionDeniedError, match="limit of corrections, 1"):
+                one.send(reply, correction="b", messages=user_messages(2))
+
+
+class ObservedTurns(FairSemaphore):
+    """Semaphore of one place that sets `occupied` when a second one has to wait for it."""
+
+    occupied: asyncio.Event
+
+    async def acquire(self, need: int, seconds: float | None = None) -> str:
+        if not self.free:
+            self.occupied.set()
+        return await super().acquire(need, seconds)
+
+
+def test_concurrent_corrections_respect_the_limit(
+    endpoint: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, turns, limit = CacheRecorder.store, ObservedTurns(1, 1), FeedbackSettings(True, 1)
+
+    async def store_when_occupied(self: CacheRecorder, example: Example, **more: Any) -> Any:
+        await turns.occupied.wait()
+        return await store(self, example, **more)
+
+    with gateway(tmp_path, endpoint) as (server, one):
+        replies = [one.ask(shade).headers["x-request-id"] for shade in (1, 2)]
+        own = FeedbackEndpoint(
+            server.gateway, server.ledger, limit, server.tenants.base, _turns=turns
+        )
+
+        async def send_both() -> list[Any]:
+            turns.occupied = asyncio.Event()
+            given = ({"request_id": id, "correction": "c"} for id in replies)
+            sending = (own.answer(ANONYMOUS, one) for one in given)
+            return await asyncio.gather(*sending, return_exceptions=True)
+
+        monkeypatch.setattr(CacheRecorder, "store", store_when_occupied)
+        sent = asyncio.run_coroutine_threadsafe(send_both(), server.tenants._loop).result(60)
+        assert server.tenants.base("").stats().pinned == 1
+    [refused] = [one.code for one in sent if isinstance(one, ApiError)]
+    assert refused == "too_many_corrections"
+
+
+Write = Callable[[], object]
+
+
+@contextmanager
+def before_each_write(server: Any, interfere: Write) -> Iterator[None]:
+    """Call `interfere` before each write of the gateway's knowledge base."""
+    own, transaction = server.tenants.base("")._rows, Database.transaction
+
+    def interleaved(self: Database) -> Any:
+        if self is own:
+            interfere()
+        return transaction(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Database, "transaction", interleaved)
+        yield
+
+
+@pytest.mark.parametrize("event", ["newer answer", "eviction"])
+def test_acknowledged_correction_survives_concurrent_writes(
+    endpoint: Server, tmp_path: Path, event: str
+) -> None:
+    with gateway(tmp_path, endpoint) as (server, one):
+        wrong = one.ask(1)
+        numbers = itertools.count()
+        with KnowledgeBase.open(
+            tmp_path / "cache.db", PixelEmbedder(), capacity=2, evict=FirstInFirstOutEviction()
+        ) as others:
+
+            def write() -> None:
+                answer, question = f"other {next(numbers)}", Query(QUESTION, (solid_image(1),))
+                if event == "newer answer":
+                    others.replace([Example(question, answer, tags={"context": ""})])
+                else:
+                    others.add(
+                        Example(Query(f"{n}{answer}", (solid_image(3),)), answer) for n in "ab"
+                    )
+
+            with before_each_write(server, write):
+                stored = one.send(wrong, correction="eight")["example"]
+            write()
+        assert next(numbers) >= 2
+        assert server.tenants.base("").metadata(stored).pinned
+
+
+def test_question_is_found_while_a_newer_answer_replaces_its_example(
+    endpoint: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with gateway(tmp_path, endpoint) as (server, one):
+        wrong = one.ask(1)
+        base, ids = server.tenants.base(""), KnowledgeBase.ids
+        (example,) = base
+        replaced = threading.Event()
+
+        def find_and_replace(self: KnowledgeBase, **filters: Any) -> list[str]:
+            found = ids(self, **filters)
+            if not replaced.is_set():
+                replaced.set()
+                base.replace([replace(example, answer="other", id=None)])
+            return found
+
+        monkeypatch.setattr(KnowledgeBase, "ids", find_and_replace)
+        stored = one.send(wrong, correction="eight")["example"]
+        assert replaced.is_set() and base.get(stored).query.images == (solid_image(1),)
+
+
+@pytest.mark.parametrize("failing", range(4))
+def test_failed_correction_keeps_the_earlier_one(
+    endpoint: Server, tmp_path: Path, failing: int
+) -> None:
+    with gateway(tmp_path, endpoint) as (server, one):
+        wrong = one.ask(1)
+        acknowledged = one.send(wrong, correction="eight")["example"]
+        writes = itertools.count()
+
+        def fail() -> None:
+            if next(writes) == failing:
+                raise StoreError("the disk is full")
+
+        with before_each_write(server, fail):
+            try:
+                acknowledged = one.send(wrong, correction="nine")["example"]
+            except openai.APIStatusError:
+                assert next(writes) > failing
+        assert server.tenants.base("").metadata(acknowledged).pinned
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from bottega import pixels
-from bottega.errors import GenerationError, ImageError, SettingError
+from bottega.errors import GenerationError, ImageError, PromptRejectedError
 from bottega.gateway.decode_budget import Cost, DecodeBudget, embedding_cost
 from bottega.gateway.ports import Upstream
 from bottega.gateway.upstreams import LocalUpstream
@@ -175,7 +175,7 @@ async def test_fields_become_sampling_parameters(
     ],
 )
 async def test_unsupported_fields_are_rejected_by_name(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises((SettingError, ApiError), match=named) as caught:
+    with pytest.raises((PromptRejectedError, ApiError), match=named) as caught:
         await parse(BODY | fields)
     assert caught.value.hint
 
@@ -183,7 +183,7 @@ async def test_unsupported_fields_are_rejected_by_name(fields: dict[str, Any], n
 @pytest.mark.parametrize(
     ("url", "kind"),
     [
-        ("https://example.com/cat.png", SettingError),
+        ("https://example.com/cat.png", PromptRejectedError),
         ("file:///etc/passwd", ApiError),
         (None, ApiError),
         ("data:image/png;base64,!!!", ImageError),

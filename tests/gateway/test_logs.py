@@ -237,6 +237,24 @@ def test_blocked_terminal_does_not_block_logging() -> None:
     assert any(line["event"] == "lines lost" for line in lines)
 
 
+def test_a_full_queue_of_lines_is_not_logged_by_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    free = threading.Event()
+
+    class BlockedStream(io.StringIO):
+        def write(self, text: str, /) -> int:
+            free.wait(60)
+            return len(text)
+
+    try:
+        with log_to(BlockedStream()) as writer:
+            for number in range(12_000):
+                log.warning("line %d", number)
+            assert writer.lost > 1_000
+    finally:
+        free.set()
+    assert "lost" not in capfd.readouterr().err  # which may be the stream that is blocked
+
+
 def test_closed_stream_is_not_a_failure() -> None:
     out = io.StringIO()
     out.close()

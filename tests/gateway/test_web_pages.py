@@ -89,7 +89,7 @@ async def send(
 )
 async def test_preflight_allows_listed_pages(gateway: str, path: str, origin: str) -> None:
     status, headers, _ = await send(gateway + path, "OPTIONS", **PREFLIGHT | {"Origin": origin})
-    assert (status, headers["access-control-allow-origin"]) == (204, origin)
+    assert (status, headers["access-control-allow-origin"]) == (200, origin)
     assert "origin" in headers["vary"].lower()
     assert {"GET", "POST", "DELETE"} <= set(headers["access-control-allow-methods"].split(", "))
     assert headers["access-control-allow-headers"] == PREFLIGHT["Access-Control-Request-Headers"]
@@ -108,9 +108,8 @@ async def test_other_pages_and_paths_get_no_permission(
     gateway: str, path: str, origin: str
 ) -> None:
     for method in ("OPTIONS", "GET", "POST"):
-        status, headers, _ = await send(gateway + path, method, **PREFLIGHT | {"Origin": origin})
+        _, headers, _ = await send(gateway + path, method, **PREFLIGHT | {"Origin": origin})
         assert not [name for name in headers if name.lower().startswith("access-control")], method
-        assert status != 204
 
 
 async def test_without_listed_pages_nothing_is_allowed(server: GatewayServer, gateway: str) -> None:
@@ -122,12 +121,10 @@ async def test_without_listed_pages_nothing_is_allowed(server: GatewayServer, ga
 
 
 def check_readable(headers: Mapping[str, str]) -> None:
-    """Check that the page may read the reply and each header that it is for."""
+    """Check that the page may read the reply and all of its headers."""
     assert headers["access-control-allow-origin"] == PAGE
     assert "access-control-allow-credentials" not in headers
-    exposed = {name.strip() for name in headers["access-control-expose-headers"].split(",")}
-    own = {name.lower() for name in headers if name.lower().startswith("x-bottega-")}
-    assert own <= exposed and "x-request-id" in exposed
+    assert headers["access-control-expose-headers"] == "*"
 
 
 @pytest.mark.parametrize(
@@ -165,8 +162,8 @@ async def test_a_listed_page_reads_errors(server: GatewayServer, gateway: str) -
         assert headers["access-control-allow-origin"] == PAGE
     server.app.limit = 0
     status, headers, _ = await send(gateway + CHAT, body=BODY, Origin=PAGE)
-    assert (status, headers["access-control-allow-origin"]) == (503, PAGE)
-    assert "retry-after" in headers["access-control-expose-headers"]
+    assert status == 503 and "retry-after" in headers
+    check_readable(headers)
 
 
 async def test_listed_pages_do_not_widen_the_hosts(gateway: str) -> None:

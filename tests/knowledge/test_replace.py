@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bottega.errors import SettingError
+from bottega.errors import NotFoundError, SettingError
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.database import PINNED_IDS
 from bottega.protocols import Vectors
@@ -80,6 +80,52 @@ def test_unpinned_answer_is_replaced(kb: KnowledgeBase) -> None:
     assert kb.ids() == [new]
     assert answers(kb) == ["dog"]
     assert not kb.metadata(str(new)).pinned
+
+
+@pytest.mark.parametrize("earlier", [None, "cat", "dog"])
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_answer_that_is_to_be_pinned_replaces_any(
+    kb: KnowledgeBase, earlier: str | None, is_pinned: bool
+) -> None:
+    kb.add([image_example(2, "cat")])
+    if earlier is not None:
+        (id,) = kb.replace([image_example(1, earlier)])
+        assert not is_pinned or kb.pin([str(id)])
+    new = replace(image_example(1, "dog"), tags={"provenance": "human"})
+    (stored,) = kb.replace([new], pin=True)
+    assert answers(kb) == ["cat", "dog"]
+    assert kb.get(str(stored)).tags == new.tags
+    assert kb.metadata(str(stored)).pinned and kb.stats().pinned == 1
+    (hit,) = kb.search(image_example(1).query, 1, exclude="same-question")
+    assert hit.example.answer == "cat"
+    assert kb.verify().sound
+
+
+def test_answer_that_cannot_be_pinned_keeps_the_pinned_one(kb: KnowledgeBase) -> None:
+    (pinned,) = kb.replace([image_example(1, "cat")], pin=True)
+    bad = ErrorList()
+    assert kb.replace([image_example(1, "\ud800")], pin=True, on_error=bad) == [None]
+    assert len(bad) == 1
+    assert kb.metadata(str(pinned)).pinned
+
+
+@pytest.mark.parametrize("pin", [KnowledgeBase.pin, KnowledgeBase.unpin])
+def test_pin_of_an_answer_that_is_replaced_meanwhile_fails(
+    kb: KnowledgeBase, pin: Callable[[KnowledgeBase, Sequence[str]], int]
+) -> None:
+    kept, old = kb.replace([image_example(2, "cat"), image_example(1, "cat")])
+    resolve = kb._resolve_ids
+
+    def resolve_and_replace(ids: Iterable[str]) -> set[str]:
+        found = resolve(ids)
+        kb.replace([image_example(1, "dog")])
+        return found
+
+    kb._resolve_ids = resolve_and_replace  # type: ignore[method-assign]
+    with pytest.raises(NotFoundError, match=str(old)):
+        pin(kb, [str(kept), str(old)])
+    assert kb.stats().pinned == 0
+    assert answers(kb) == ["cat", "dog"]
 
 
 def test_concurrent_pin_counts(tmp_path: Path) -> None:
@@ -155,8 +201,7 @@ def test_older_answer_is_found_by_an_index(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "kb.db")) as connection, connection:
         plan = connection.execute(
             "EXPLAIN QUERY PLAN SELECT key FROM examples"
-            " WHERE namespace = 'a' AND key != 3"
-            " AND question_digest = (SELECT question_digest FROM examples WHERE key = 3)"
+            " WHERE namespace = 'a' AND question_digest = 'b'"
         ).fetchall()
         pins = connection.execute(f"EXPLAIN QUERY PLAN {PINNED_IDS}", ("a", "[]")).fetchall()
     assert "examples_by_question" in plan[0][-1]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +81,9 @@ def listed_mutants(root: Path, file: Path) -> list[Mutant]:
 def sampled_mutants(root: Path, count: int, seed: int, pattern: str) -> list[Mutant]:
     """Return `count` mutants in random order, each edit of each module being equally likely."""
     sources = {
-        path: (root / path).read_text(encoding="utf-8") for path in modules(root) if pattern in path
+        path: (root / path).read_text(encoding="utf-8")
+        for path in modules(root)
+        if re.search(pattern, path)
     }
     everything = [(path, edit) for path, source in sources.items() for edit in edits(source)]
     chosen = random.Random(seed).sample(everything, min(count, len(everything)))
@@ -150,7 +153,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--only", default="", help="mutate paths that contain this text")
+    parser.add_argument("--only", default="", help="mutate paths that match this pattern")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("replay", help="test the listed mutants")
     draw = commands.add_parser("draw", help="test random mutants")
@@ -160,7 +163,7 @@ def main() -> int:
     draw.add_argument("--output", type=Path, default=SURVIVORS)
     given = parser.parse_args()
     if given.command == "replay":
-        mutants = [one for one in listed_mutants(ROOT, LISTED) if given.only in one.path]
+        mutants = [one for one in listed_mutants(ROOT, LISTED) if re.search(given.only, one.path)]
     else:
         mutants = sampled_mutants(ROOT, given.count, given.seed, given.only)
     survivors = []

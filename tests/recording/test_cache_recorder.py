@@ -90,7 +90,11 @@ class Counting:
         self._fails = fails
 
     def replace(
-        self, examples: Sequence[Example], *, on_error: Callable[[BottegaError], None]
+        self,
+        examples: Sequence[Example],
+        *,
+        pin: bool = False,
+        on_error: Callable[[BottegaError], None],
     ) -> list[str | None]:
         import time
 

@@ -191,6 +191,29 @@ def test_a_page_reloads_until_its_analysis_is_computed(
         expect(page.get_by_text("4 of 4 examples were compared")).to_be_visible(timeout=10_000)
 
 
+@pytest.mark.parametrize("left", [0, 2, 8])
+@pytest.mark.parametrize("page", ["map", "duplicates?threshold=0", "wrong-labels"])
+def test_entries_evicted_during_an_analysis_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, left: int
+) -> None:
+    sample_ids = KnowledgeBase.sample_ids
+
+    def sample_and_evict(self: KnowledgeBase, size: int) -> list[str]:
+        found = sample_ids(self, size)
+        self.delete(found[left:])
+        return found
+
+    monkeypatch.setattr(KnowledgeBase, "sample_ids", sample_and_evict)
+    with base_console(tmp_path) as served:
+        served.base().add(labelled("x", *(noisy(n, 40) for n in range(9))))
+        [(status, text)] = served.send(TOKEN, [("GET", f"/knowledge/{page}", None)])
+        assert (status, len(served.base())) == (200, left)
+    if page == "map":
+        assert text.count("<circle class") == (9 if left == 8 else 0)  # one is of the legend
+    else:
+        assert f"{left} of {left} examples" in text
+
+
 def test_texts_never_become_elements(tmp_path: Path) -> None:
     with base_console(tmp_path) as served:
 

@@ -149,7 +149,7 @@ class BatchWriter(Generic[RecordT, ResultT]):
 
     `write` is acknowledged: it returns when the record is written, or raises the error of its
     batch. `put` is not: it returns at once, and records above `max_waiting` or of a failed batch
-    count as `lost`, which is logged once in `LOG_SECONDS`.
+    count as `lost`, which is logged once in `LOG_SECONDS` if `logs_lost`.
     """
 
     def __init__(
@@ -161,9 +161,10 @@ class BatchWriter(Generic[RecordT, ResultT]):
         max_waiting: int = 10_000,
         seconds: float = 0.0,
         daemon: bool = False,
+        logs_lost: bool = True,
     ) -> None:
         self.lost = 0
-        self._unlogged, self._logged_at = 0, -math.inf
+        self._logs_lost, self._unlogged, self._logged_at = logs_lost, 0, -math.inf
         self._write_batch = write_batch
         self._max_batch, self._max_waiting = max_batch, max_waiting
         self._waiting: deque[tuple[RecordT, Future[ResultT] | None]] = deque()
@@ -195,11 +196,10 @@ class BatchWriter(Generic[RecordT, ResultT]):
     def _lose(self, count: int, error: BaseException | None) -> None:
         """Count lost records. A broken file fails with each batch: one message would bury the
         others of the log."""
-        self._unlogged += count
-        if time.monotonic() - self._logged_at >= LOG_SECONDS:
-            # First: the log itself may be what loses records.
-            unlogged, self._unlogged, self._logged_at = self._unlogged, 0, time.monotonic()
-            log.error("%d records were lost", unlogged, exc_info=error)
+        self._unlogged += count if self._logs_lost else 0
+        if self._unlogged and time.monotonic() - self._logged_at >= LOG_SECONDS:
+            log.error("%d records were lost", self._unlogged, exc_info=error)
+            self._unlogged, self._logged_at = 0, time.monotonic()
         self.lost += count
 
     def _write_all(self) -> bool:

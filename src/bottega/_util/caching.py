@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections import OrderedDict, deque
@@ -188,13 +189,13 @@ class FairSemaphore:
     admitted first, equal ones in turn, and the work of each client in order. No work overtakes the
     next in turn, so large work is not starved.
 
-    Nothing is taken back, so a client that holds something leaves the rest of the room free:
-    `share` for each other client that holds nothing but did within the last hour, at most
-    `reserved` together.
+    Units in use are never taken back, so a client that holds some leaves room for others: `share`
+    for each other client that holds nothing but did within the last hour, at most `reserved`
+    together.
     """
 
     room: int
-    at_once: int
+    at_once: int = sys.maxsize
     reserved: int = 0
     share: int = 1
     clock: Callable[[], float] = time.monotonic
@@ -211,7 +212,7 @@ class FairSemaphore:
     @classmethod
     def of_slots(cls, count: int) -> Self:
         """Return a semaphore of equal slots, a quarter of which can be reserved."""
-        return cls(count, count, reserved=max(count // 4, min(1, count - 1)))
+        return cls(count, reserved=max(count // 4, min(1, count - 1)))
 
     @asynccontextmanager
     async def hold(self, need: int = 1) -> AsyncGenerator[None]:

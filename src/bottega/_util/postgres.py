@@ -12,12 +12,7 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit, urlunsplit
 
 from bottega._util.postgres_errors import no_answer, translated, unavailable
 from bottega._util.store_kind import StoreKind
-from bottega.errors import (
-    SettingError,
-    StoreError,
-    StoreUnavailableError,
-    require_extra,
-)
+from bottega.errors import SettingError, StoreError, StoreUnavailableError, require_extra
 
 if TYPE_CHECKING:
     from asyncpg import Connection, Pool, Record

@@ -147,10 +147,9 @@ def _check_options(check: bool, probe: bool, offline: bool) -> None:
 
 
 def _check(config: Config, pipeline: Pipeline | None, probe: bool, offline: bool) -> None:
-    """Print the configuration and what its connections found. Raises as a start would."""
+    """Print the configuration and the state of its connections. Raises as a start would."""
     from bottega.cli import print_error
-    from bottega.cli.serve_check import print_config
-    from bottega.cli.serve_connections import check_connections
+    from bottega.cli.serve_check import check_connections, print_config
     from bottega.gateway.running.cache_views import check_cache
     from bottega.gateway.running.tiers import build_tiers
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -30,7 +30,7 @@ from bottega.gateway.cached_examples import (
     import_jsonl,
 )
 from bottega.gateway.errors import status_of
-from bottega.gateway.requests import bearer_token
+from bottega.gateway.requests import bearer_token, limited, too_large
 from bottega.knowledge import And, Contains, Eq, Filter, KnowledgeBase
 from bottega.openai_api.errors import ApiError
 
@@ -171,19 +171,19 @@ class _Admin:
 
     async def add_key(self, request: Request, _: Account) -> object:
         """Create a key. No other response contains it."""
-        fields = await _read_object(request, KEY_FIELDS, MAX_KEY_BODY)
+        fields = await _read_object(request, KEY_FIELDS)
         account, token = await asyncio.to_thread(self.accounts.add, **{"name": "", **fields})
         return _json_response({"key": token, "account": self._describe_key(account)}, 201)
 
     async def change_key(self, request: Request, _: Account) -> object:
         """Change the fields that the body has; null removes a limit."""
-        fields = await _read_object(request, KEY_FIELDS, MAX_KEY_BODY, keep_null=True)
+        fields = await _read_object(request, KEY_FIELDS, keep_null=True)
         account = await asyncio.to_thread(lambda: self.accounts.update(_id(request), **fields))
         return self._describe_key(account)
 
     async def rotate_key(self, request: Request, _: Account) -> object:
         """Replace a key. No other response contains the new one."""
-        fields = await _read_object(request, KEPT_SECONDS, MAX_KEY_BODY)
+        fields = await _read_object(request, KEPT_SECONDS)
         keep = fields.get("keep_seconds", 0.0)
         account, token = await asyncio.to_thread(
             self.accounts.rotate, _id(request), keep_seconds=keep
@@ -259,7 +259,7 @@ class _Admin:
     async def import_(self, request: Request, account: Account) -> object:
         """Import JSON lines and report the skipped ones. See `import_jsonl`."""
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as file:
-            async for chunk in _stream(request, self.max_import):
+            async for chunk in _limited(request, self.max_import).stream():
                 await asyncio.to_thread(file.write, chunk)
             file.seek(0)
             return await asyncio.to_thread(self._import, file, request, account)
@@ -287,30 +287,21 @@ class _Admin:
         return self.open_cache(_namespace(request))
 
 
-async def _stream(request: Request, limit: int) -> AsyncIterator[bytes]:
-    length = 0
-    async for chunk in request.stream():
-        length += len(chunk)
-        if length > limit:
-            raise ApiError(
-                f"the body is longer than {limit:,} bytes",
-                status=413,
-                hint="send it in several parts",
-            )
-        yield chunk
+def _limited(request: Request, max_bytes: int) -> Request:
+    error = too_large("the body", f"{max_bytes:,} bytes", "send it in several parts")
+    return Request(request.scope, limited(request.receive, max_bytes, error))
 
 
 async def _read_object(
     request: Request,
     fields: Mapping[str, tuple[type, ...]],
-    limit: int,
     *,
     keep_null: bool = False,
 ) -> dict[str, Any]:
     """Read a JSON object with no other fields than these. A field with null counts as absent unless
     `keep_null`. Raises `ApiError`."""
     try:
-        row = orjson.loads(b"".join([chunk async for chunk in _stream(request, limit)]))
+        row = orjson.loads(await _limited(request, MAX_KEY_BODY).body())
     except orjson.JSONDecodeError as error:
         raise ApiError(f"the body is not JSON: {error.msg}", hint="send an object") from error
     if not isinstance(row, dict):

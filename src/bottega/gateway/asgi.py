@@ -15,9 +15,11 @@ from typing import Any
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from bottega.errors import StoreError
 from bottega.gateway.chat import Gateway
@@ -44,6 +46,22 @@ from bottega.openai_api.streams import to_event
 # Paths for monitoring, which are always answered.
 PROBE_PATHS = ("/healthz", "/readyz", "/metrics")
 POLL_SECONDS = 0.05
+JSON = (b"content-type", b"application/json")
+EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
+# Proxies must not buffer a stream.
+UNBUFFERED = (b"x-accel-buffering", b"no"), (b"cache-control", b"no-store")
+CLIENT_LEFT = 499
+CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+CHAT = ("/v1/chat/completions", "/chat/completions")
+RESPONSES = ("/v1/responses", "/responses")
+MESSAGES = ("/v1/messages",)
+TOKEN_COUNT = "/v1/messages/count_tokens"
+COMPLETIONS = ("/v1/completions", "/completions")
+EMBEDDINGS = ("/v1/embeddings", "/embeddings")
+CHAT_PATHS = {*CHAT, *RESPONSES, *COMPLETIONS, *EMBEDDINGS}
+CREATED = 1767225600  # creation time of the virtual models: clients need a number
+CONSOLE = "/ui"
+PREFLIGHT_SECONDS = 600
 
 
 class WatchedRequest:
@@ -122,14 +140,6 @@ class DisconnectWatcher:
             self._schedule_tick()
 
 
-JSON = (b"content-type", b"application/json")
-EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
-# Proxies must not buffer a stream.
-UNBUFFERED = (b"x-accel-buffering", b"no"), (b"cache-control", b"no-store")
-CLIENT_LEFT = 499
-CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-
-
 @dataclass(frozen=True)
 class ChatEndpoint:
     """ASGI endpoint that calls `answer` with the headers and a function that reads the body. Its
@@ -168,11 +178,8 @@ class ChatEndpoint:
         record.has_left = lambda: watched.has_left
 
         async def body() -> bytes:
-            receiver = self.bodies.receiver(headers.get("content-length"), receive)
-            try:
+            with self.bodies.receiver(headers.get("content-length"), receive) as receiver:
                 raw = await _body(headers, receiver, self.limits)
-            finally:
-                receiver.release()
             self.watch.begin(watched)
             return raw
 
@@ -318,16 +325,6 @@ class ReplySender:
         await self._send({"type": "http.response.body", "body": event})
 
 
-CHAT = ("/v1/chat/completions", "/chat/completions")
-RESPONSES = ("/v1/responses", "/responses")
-MESSAGES = ("/v1/messages",)
-TOKEN_COUNT = "/v1/messages/count_tokens"
-COMPLETIONS = ("/v1/completions", "/completions")
-EMBEDDINGS = ("/v1/embeddings", "/embeddings")
-CHAT_PATHS = {*CHAT, *RESPONSES, *COMPLETIONS, *EMBEDDINGS}
-CREATED = 1767225600  # creation time of the virtual models: clients need a number
-
-
 def endpoints_by_path(gateway: Gateway, chat_endpoint: ChatEndpoint) -> dict[str, ChatEndpoint]:
     """Return the endpoints of all APIs on top of `chat_endpoint`, that of chat completions."""
     chat = chat_endpoint.answer
@@ -353,17 +350,13 @@ def endpoints_by_path(gateway: Gateway, chat_endpoint: ChatEndpoint) -> dict[str
     )
 
 
-PREFLIGHT_SECONDS = 600
-CONSOLE = "/ui"
-
-
 def is_console(path: str) -> bool:
     return path == CONSOLE or path.startswith(f"{CONSOLE}/")
 
 
 def unframed(send: Send) -> Send:
     """Return a `send` that forbids other pages to show the response in a frame, where a user could
-    be made to click on it. Errors of the server itself have no other headers for it."""
+    be made to click on it. Errors outside the pages have no policy of their own."""
 
     async def send_unframed(message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -377,46 +370,23 @@ def unframed(send: Send) -> Send:
     return send_unframed
 
 
-def allowed_origin(scope: Scope, origins: Collection[str]) -> bytes:
-    """Return the origin of the web page that calls the API, empty if it is not one of `origins`.
-    Pages of other sites never reach the console and the administration API."""
+def open_to_pages(app: ASGIApp, scope: Scope, origins: Collection[str]) -> ASGIApp:
+    """Return the app, for a call of the API by a web page of the `origins` as one that lets the
+    page read all replies (CORS). Other pages, the console and the administration API have no such
+    permission. Cookies are not allowed: keys are in headers."""
     if not origins or scope["type"] != "http":
-        return b""
-    path = scope["path"]
-    origin: bytes = dict(scope["headers"]).get(b"origin", b"")
-    is_api = path.startswith("/v1/") or path in CHAT_PATHS
-    return origin if is_api and origin.decode("latin-1") in origins else b""
-
-
-def preflight_response(scope: Scope) -> Response:
-    """Return the permission of the request that a page wants to send. It does not allow cookies:
-    keys are in headers."""
-    wanted = dict(scope["headers"]).get(b"access-control-request-headers", b"")
-    headers = {
-        "access-control-allow-methods": "GET, POST, DELETE",
-        "access-control-allow-headers": wanted.decode("latin-1"),
-        "access-control-max-age": str(PREFLIGHT_SECONDS),
-    }
-    return Response(status_code=204, headers=headers)
-
-
-def readable_by(origin: bytes, send: Send) -> Send:
-    """Return a `send` that lets a page of this origin read the reply and its headers."""
-
-    async def send_readable(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            headers = list(message.get("headers", ()))
-            names = {name.lower() for name, _ in headers}
-            exposed = sorted(name for name in names if name.startswith((b"x-", b"retry-after")))
-            headers += [
-                (b"access-control-allow-origin", origin),
-                (b"access-control-expose-headers", b", ".join(exposed)),
-                (b"vary", b"origin"),
-            ]
-            message = {**message, "headers": headers}
-        await send(message)
-
-    return send_readable
+        return app
+    path, origin = scope["path"], dict(scope["headers"]).get(b"origin", b"").decode("latin-1")
+    if origin not in origins or not (path.startswith("/v1/") or path in CHAT_PATHS):
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=[origin],
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["*"],
+        max_age=PREFLIGHT_SECONDS,
+    )
 
 
 class App:
@@ -475,11 +445,8 @@ class App:
             await endpoint(scope, receive, send)
             return
         length = dict(scope["headers"]).get(b"content-length", b"").decode("latin-1")
-        receiver = self.bodies.receiver(length, receive)
-        try:
-            await self._rest(scope, receiver, send)
-        finally:
-            receiver.release()  # forms are kept in files until the reply
+        with self.bodies.receiver(length, receive) as receiver:
+            await self._rest(scope, receiver, send)  # forms are kept in files until the reply
 
     def _check(self, scope: Scope) -> None:
         """Check the host name, and on the metrics port the path. Raises `ApiError`."""

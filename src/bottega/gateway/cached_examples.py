@@ -73,15 +73,7 @@ def correct_example(
         cache.annotate(id, rationale=new.rationale, labels=new.labels, tags=_changed_tags(old, new))
         forget(namespace)
         return id
-    was_pinned = cache.metadata(id).pinned
-    if was_pinned:
-        cache.unpin([id])
-    stored: str | None = id
-    try:
-        (stored,) = cache.replace([new])
-    finally:
-        if was_pinned:
-            cache.pin([stored or id])
+    (stored,) = cache.replace([new], pin=cache.metadata(id).pinned)
     forget(namespace)
     if stored != identity(new):
         raise ApiError(

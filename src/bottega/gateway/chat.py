@@ -69,12 +69,7 @@ from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import allowed_fields
 from bottega.openai_api.request import ChatRequest
 from bottega.openai_api.response import ChatCompletion
-from bottega.openai_api.streams import (
-    DONE_EVENT,
-    from_chunks,
-    has_only_usage,
-    to_event,
-)
+from bottega.openai_api.streams import DONE_EVENT, from_chunks, has_only_usage, to_event
 
 Land = Callable[[CachedReply], None]
 
@@ -218,7 +213,7 @@ class Gateway:
     async def _read(
         self, record: RequestRecord, raw: bytes, given: Mapping[str, str]
     ) -> tuple[ChatRequest, Overrides]:
-        """Return a body and its overrides, of which `given` are the headers. Raises `ApiError`."""
+        """Return the request and its overrides by model name and headers. Raises `ApiError`."""
         request = self.limits.read(raw)
         request.body = allowed_fields(request.body, self.more_fields)
         overrides = self._overrides(request.model, tuple(given.items()))
@@ -243,8 +238,8 @@ class Gateway:
         return Reply({}, orjson.dumps({"input_tokens": tokens}))
 
     def check_key(self, headers: Mapping[str, str], *, may_view: bool = False) -> Account:
-        """Return the account of the key in the headers, the client of this task from now on; that
-        of a viewer only with `may_view`. Raises `ApiError`."""
+        """Return the account of the key in the headers, and make it the client of this task. The
+        key of a viewer needs `may_view`. Raises `ApiError`."""
         if self.authenticate is None:
             check_origin(headers.get("origin"), self.allowed_hosts, self.allowed_origins)
             return ANONYMOUS

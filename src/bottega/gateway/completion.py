@@ -485,7 +485,7 @@ class _JobSteps(Generic[Outcome]):
         return named_features(self._job.request, error)
 
     def learn_rejections(self) -> None:
-        """Remember the rejections once another tier has answered: only then are they the tier's."""
+        """Remember the rejections once another tier has answered: else the request is at fault."""
         job = self._job
         for served, error in self._rejected:
             self._completer.rejections.learn(job.record.account.id, served.name, job.request, error)

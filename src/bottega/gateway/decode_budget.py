@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from bottega._util.caching import FairSemaphore
@@ -34,6 +33,11 @@ JPEG_TYPES = ("image/jpeg", "image/mpo")
 SMALL = 16 * MB
 SMALL_BUDGET = 64 * MB
 WAIT_SECONDS = 10.0
+RECEIVED_BYTES = 512 * MB
+# Bodies of at most this size never wait: gateway.max_concurrent bounds them well enough.
+SMALL_BODY = 64 * 1024
+# A body may take so long, and a second more for each of these bytes.
+BODY_SECONDS, BODY_BYTES_PER_SECOND = 120.0, 64 * 1024
 
 
 def embedding_cost(image: Image) -> DecodeCost:
@@ -151,53 +155,47 @@ class BudgetedExampleWriter:
     ) -> None:
         self._writer, self._budget, self._timer = writer, budget, timer
 
-    async def store(self, example: Example, /) -> str | None:
+    async def store(self, example: Example, /, *, pin: bool = False) -> str | None:
         async def work() -> str | None:
             with self._timer():
-                return await self._writer.store(example)
+                return await self._writer.store(example, pin=pin)
 
         return await self._budget.run(example.query.images, work)
-
-
-RECEIVED_BYTES = 512 * MB
-# Bodies of at most this size never wait: gateway.max_concurrent bounds them well enough.
-SMALL_BODY = 64 * 1024
-STALLED_SECONDS = 20.0
-# A body may take so long, and a second more for each of these bytes.
-BODY_SECONDS, BODY_BYTES_PER_SECOND = 120.0, 64 * 1024
 
 
 class BodyBudget:
     """Budget of at most `max_bytes` of bodies that are being received, by their stated length.
     Clients take turns; one that is sending leaves a quarter to each other one. Without a new byte
-    for `stalled_seconds`, a body is refused."""
+    for `stalled_seconds`, a body is rejected."""
 
-    def __init__(
-        self,
-        max_bytes: int = RECEIVED_BYTES,
-        *,
-        wait_seconds: float = 30.0,  # stalled bodies end meanwhile
-        stalled_seconds: float = STALLED_SECONDS,
-    ) -> None:
+    stalled_seconds = 20.0
+    wait_seconds = 30.0  # stalled bodies end meanwhile
+
+    def __init__(self, max_bytes: int = RECEIVED_BYTES) -> None:
         quarter = max_bytes // 4
-        self.bytes = FairSemaphore(max_bytes, sys.maxsize, reserved=quarter, share=quarter)
-        self.wait_seconds, self.stalled_seconds = wait_seconds, stalled_seconds
+        self.bytes = FairSemaphore(max_bytes, reserved=quarter, share=quarter)
 
-    def receiver(self, content_length: str | None, receive: Receive) -> BodyReceiver:
-        """Return `receive` within the limits of the budget. Nothing is reserved before its first
-        call, which so must come after the check of the key."""
+    @contextmanager
+    def receiver(self, content_length: str | None, receive: Receive) -> Iterator[BodyReceiver]:
+        """Yield `receive` within the limits of the budget; at the end of the block its bytes are no
+        longer kept. Nothing is reserved before its first call, which so must come after the check
+        of the key."""
         length = content_length or ""
-        return BodyReceiver(self, int(length[:20]) if length.isdecimal() else 0, receive)
+        receiver = BodyReceiver(self, int(length[:20]) if length.isdecimal() else 0, receive)
+        try:
+            yield receiver
+        finally:
+            for need, client in receiver.held:
+                self.bytes.release(need, client)
 
 
 class BodyReceiver:
-    """Receiver of the messages of one request. Release it when its bytes are no longer kept. Raises
-    `ApiError` (408, 503)."""
+    """Receiver of the messages of one request. Raises `ApiError` (408, 503)."""
 
     def __init__(self, budget: BodyBudget, length: int, receive: Receive) -> None:
         self._budget, self._length, self._receive = budget, length, receive
         self._received, self._deadline, self._is_complete = 0, 0.0, False
-        self._held: list[tuple[int, str]] = []
+        self.held: list[tuple[int, str]] = []
 
     async def __call__(self) -> MutableMapping[str, Any]:
         if self._is_complete:  # what follows is the disconnect
@@ -228,19 +226,14 @@ class BodyReceiver:
                 hint="send it without pauses, or in smaller requests",
             ) from None
 
-    def release(self) -> None:
-        for need, client in self._held:
-            self._budget.bytes.release(need, client)
-        self._held.clear()
-
     async def _reserve(self) -> None:
         """Reserve the length, and of a body without one a megabyte at a time."""
-        lane, reserved = self._budget.bytes, sum(need for need, _ in self._held)
+        lane, reserved = self._budget.bytes, sum(need for need, _ in self.held)
         wanted = self._length or (self._received // MB + 1) * MB
         most = lane.room - lane.reserved  # a longer body must leave room for other clients, too
         if (need := min(wanted, most) - reserved) > 0:
             try:
-                self._held.append((need, await lane.acquire(need, self._budget.wait_seconds)))
+                self.held.append((need, await lane.acquire(need, self._budget.wait_seconds)))
             except TimeoutError:
                 raise ApiError(
                     "the gateway is receiving too many large bodies",

@@ -6,7 +6,8 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -14,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from bottega._util.identity import identity
+from bottega._util.caching import FairSemaphore
+from bottega._util.identity import identity, question_digest
 from bottega.errors import BottegaError, NotFoundError
 from bottega.gateway.accounting.feedback import add_feedback
 from bottega.gateway.accounting.ledger import Ledger
@@ -24,14 +26,8 @@ from bottega.gateway.cached_examples import HUMAN, Forget
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import FeedbackSettings
 from bottega.gateway.errors import to_api_error
-from bottega.gateway.requests import MODEL, may_use, read_images, to_query
-from bottega.gateway.translation import (
-    encode_body,
-    optional_field,
-    typed,
-    unsupported,
-    wrong_value,
-)
+from bottega.gateway.requests import MB, MODEL, limited, may_use, read_images, to_query
+from bottega.gateway.translation import encode_body, optional_field, typed, unsupported, wrong_value
 from bottega.knowledge import And, Eq, KnowledgeBase
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import require
@@ -44,7 +40,6 @@ FIELDS = (
 # Ids of replies that contain the id of their request.
 REPLY_ID = re.compile(r"(?:req_|resp_|msg_|cmpl-)([0-9a-f]{32})")
 MAX_COMMENT = 10_000
-ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -61,6 +56,7 @@ class FeedbackEndpoint:
     find_query: Callable[[str], Query | None] = lambda id: None
     forget: Forget = lambda namespace: None
     observe: Callable[[Feedback], None] = lambda feedback: None
+    _turns: FairSemaphore = field(default_factory=lambda: FairSemaphore(1, 1))
 
     def routes(self) -> list[BaseRoute]:
         return [Route("/v1/feedback", self._handle, methods=["POST"])]
@@ -70,23 +66,16 @@ class FeedbackEndpoint:
         self.gateway.access.enter(account)
         try:
             await self.gateway.check_rate(account)
-            given = typed(
-                self.gateway.limits.parse(await self._body(request)), dict, "", "an object"
-            )
+            limits = self.gateway.limits
+            receive = limited(request.receive, limits.body_mb * MB, limits.too_large)
+            body = await Request(request.scope, receive).body()
+            given = typed(limits.parse(body), dict, "", "an object")
             reply = await self.answer(account, given)
         except BottegaError as error:
             raise to_api_error(error) from error
         finally:
             self.gateway.access.leave(account)
         return Response(orjson.dumps(reply), media_type="application/json")
-
-    async def _body(self, request: Request) -> bytes:
-        chunks, size = list[bytes](), 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            self.gateway.limits.check_size(size)
-            chunks.append(chunk)
-        return b"".join(chunks)
 
     async def answer(self, account: Account, given: dict[str, Any]) -> dict[str, object]:
         """Store the feedback of an account and return it. Raises `ApiError` and `StoreError`."""
@@ -143,32 +132,32 @@ class FeedbackEndpoint:
         query = await self._query(found, id, given)
         tenant = await self.gateway.tenants.open(found.namespace)
         base = await asyncio.to_thread(self.open_cache, found.namespace)
-        await asyncio.to_thread(self._check_capacity, base, id)
         tags = {"context": query.context, "request": id, "provenance": HUMAN}
         if account.id:
             tags["account"] = account.id
         example = Example(query, answer, tags=tags, source=f"corrected by {account.name}")
-        for _ in range(ATTEMPTS):
-            stored = None if tenant.writer is None else await tenant.writer.store(example)
-            if stored is None:
-                break
-            if stored != identity(example):  # an earlier answer is pinned
-                await asyncio.to_thread(base.unpin, [stored])
-            elif await asyncio.to_thread(_is_pinned, base, stored):
-                await asyncio.to_thread(self.forget, found.namespace)
-                return stored
-        raise ApiError(
-            "the correction cannot be stored",
-            param="correction",
-            hint="shorten it (cache.max_characters), or see the gateway's log",
-        )
+        # In turn: two corrections must not both take the last place.
+        async with self._turns.hold():
+            await asyncio.to_thread(self._check_capacity, base, id, example)
+            writer = tenant.writer
+            stored = None if writer is None else await writer.store(example, pin=True)
+        if stored is None or stored != identity(example):
+            raise ApiError(
+                "the correction cannot be stored",
+                param="correction",
+                hint="shorten it (cache.max_characters), or see the gateway's log",
+            )
+        await asyncio.to_thread(self.forget, found.namespace)
+        return stored
 
-    def _check_capacity(self, base: KnowledgeBase, id: str) -> None:
-        """Raise `ApiError` if no further request can be corrected. A second correction of a request
-        replaces its first one."""
+    def _check_capacity(self, base: KnowledgeBase, id: str, example: Example) -> None:
+        """Raise `ApiError` if no further question can be corrected. A second correction of a
+        request replaces its first one if its question is the same."""
         limit, is_correction = self.settings.max_corrections, Eq("tags.provenance", HUMAN)
-        of_request = And((is_correction, Eq("tags.request", id)))
-        if len(base.ids(where=is_correction)) >= limit and not base.ids(where=of_request):
+        if len(base.ids(where=is_correction)) < limit:
+            return
+        earlier = base.get_many(base.ids(where=And((is_correction, Eq("tags.request", id)))))
+        if question_digest(example) not in map(question_digest, earlier):
             raise ApiError(
                 f"this namespace has reached its limit of corrections, {limit}",
                 status=403,
@@ -199,8 +188,10 @@ class FeedbackEndpoint:
     def _example(self, namespace: str, id: str) -> Example | None:
         assert self.open_cache is not None
         base = self.open_cache(namespace)
-        found = base.ids(where=Eq("tags.request", id))
-        return base.get(found[0]) if found else None
+        while found := base.ids(where=Eq("tags.request", id)):
+            with suppress(NotFoundError):  # a newer answer of the request may have replaced it
+                return base.get(found[0])
+        return None
 
     async def _given_query(self, given: dict[str, Any]) -> Query:
         gateway = self.gateway
@@ -241,12 +232,3 @@ def _text(given: dict[str, Any], name: str) -> str | None:
     if not text.strip() or len(text) > MAX_COMMENT:
         wrong_value(name, f"a text of 1 to {MAX_COMMENT:,} characters", f"{len(text)} characters")
     return text.strip()
-
-
-def _is_pinned(base: KnowledgeBase, id: str) -> bool:
-    """Pin an example. Return False if a newer answer has replaced it meanwhile."""
-    try:
-        base.pin([id])
-    except NotFoundError:
-        return False
-    return True

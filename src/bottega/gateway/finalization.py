@@ -23,7 +23,7 @@ from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.openai_api.request import ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.parsing import strip_thinking
-from bottega.protocols import Pricer
+from bottega.protocols import Pricer, Recorder
 from bottega.recording.recorders import is_abstention
 from bottega.routing import AgreementPair
 from bottega.types import Answer, Candidate, Example, Reply, Trace
@@ -32,12 +32,14 @@ from bottega.types import Answer, Candidate, Example, Reply, Trace
 @dataclass(frozen=True)
 class Finalizer:
     """Finalizer of answered requests. `remember` is called with the `exact_key` of a request whose
-    complete reply was stored, and the id of the stored example."""
+    complete reply was stored, and the id of the stored example. `failures` returns the recorder of
+    a namespace for requests that tiers failed to answer: a pipeline records answers only."""
 
     price: Pricer
     warn: WarningLogger = field(default_factory=WarningLogger)
     estimates: TokenEstimates = field(default_factory=TokenEstimates)
     remember: Callable[[str, str], None] = lambda key, example: None
+    failures: Callable[[str], Recorder] | None = None
 
     def bill(self, record: RequestRecord, request: ChatRequest) -> Bill:
         return Bill(record, request, self.price, self.estimates)
@@ -47,22 +49,19 @@ class Finalizer:
         about to get it."""
         await self.store(job, result)
         job.record.dismissed_usd = sum(call.cost_usd or 0.0 for call, _ in result.dismissed)
-        await self._record(job, lambda query: _trace(job, query, result))
-
-    async def failed(self, job: ChatJob) -> None:
-        """Record the trace of a request that tiers failed to answer. Never raises."""
-        if job.record.tier_errors:
-            await self._record(job, lambda query: _failed_trace(job, query))
-
-    async def _record(self, job: ChatJob, to_trace: Callable[[TenantQuery], Trace]) -> None:
         query = job.query
         if query is not None and query.pipeline.record is not None:
             try:
-                trace = to_trace(query)
+                trace = _trace(job, query, result)
                 with span("record"):
                     await query.pipeline.record(trace)
             except BottegaError as error:
                 self.warn("not recorded", error)
+
+    async def failed(self, job: ChatJob) -> None:
+        """Record the trace of a request that tiers failed to answer."""
+        if job.record.tier_errors and job.query is not None and self.failures is not None:
+            await self.failures(job.record.namespace)(_failed_trace(job, job.query))
 
     async def store(self, job: ChatJob, result: ChatResult) -> None:
         """Store the reply as an example if it may become one. Never raises: routers must observe
@@ -94,6 +93,7 @@ class Finalizer:
             and completions[0].finish_reason == "stop"
             and answer
             and not is_abstention(answer)
+            and tenant.can_embed(query.query)
         )
         if tenant.writer is None or not can_store:
             return None
@@ -152,7 +152,7 @@ def _failed_trace(job: ChatJob, query: TenantQuery) -> Trace:
 
 
 def _reason(record: RequestRecord) -> str:
-    """Return the reason for the tier, why its search had no result, and what tiers answered."""
+    """Return the reason for the tier, why its search had no result, and the errors of tiers."""
     failure = "" if record.search in ("", SEARCHED) else f"no search result: {record.search}"
     return "; ".join(filter(None, (record.route_reason, failure, *record.tier_errors)))
 

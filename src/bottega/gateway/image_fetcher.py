@@ -21,6 +21,7 @@ from bottega.openai_api.endpoint import parse_address
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.request import ImagePart
 
+MAX_REDIRECTS = 3
 # The registries of special addresses. `is_global` alone has been wrong in several Python versions.
 NOT_PUBLIC_V4 = [
     ipaddress.IPv4Network(network)
@@ -102,9 +103,9 @@ def direct_connector(resolver: AbstractResolver) -> aiohttp.BaseConnector:
 
 class ImageFetcher:
     """Image downloader that is safe against requests to internal addresses. Each URL, and each of
-    at most `redirects` redirects, is parsed and resolved once. It is rejected if any of its
-    addresses is not `allowed`. The connection uses exactly these addresses, even if DNS changes in
-    the meantime. TLS is verified against the name.
+    at most `MAX_REDIRECTS`, is parsed and resolved once. It is rejected if any of its addresses is
+    not `allowed`. The connection uses exactly these addresses, even if DNS changes in the meantime.
+    TLS is verified against the name.
 
     `hosts` are the allowed hosts (None: all public ones); `.example.com` means all names below it.
     `seconds` and `max_bytes` limit one download including redirects, `concurrency` the downloads at
@@ -118,15 +119,13 @@ class ImageFetcher:
         ports: Collection[int] = (80, 443),
         max_bytes: int = 20 << 20,
         seconds: float = 10.0,
-        redirects: int = 3,
         concurrency: int = 16,
         allowed: Callable[[str], bool] = is_public,
         resolve: Resolve = system_resolve,
         connect: Connect = direct_connector,
     ) -> None:
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
-        self._ports, self._max_bytes = frozenset(ports), max_bytes
-        self._seconds, self._redirects = seconds, redirects
+        self._ports, self._max_bytes, self._seconds = frozenset(ports), max_bytes, seconds
         self._slots = FairSemaphore.of_slots(concurrency)
         self._allowed, self._resolve, self._connect = allowed, resolve, connect
 
@@ -150,12 +149,12 @@ class ImageFetcher:
 
     async def _fetch(self, url: str) -> bytes:
         target = self._check_url(url)
-        for _ in range(self._redirects + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             found = await self._get(target, await self._addresses(target))
             if isinstance(found, bytes):
                 return found
             target = self._check_url(found, target)
-        raise _FetchError(f"it is redirected more than {self._redirects} times")
+        raise _FetchError(f"it is redirected more than {MAX_REDIRECTS} times")
 
     def _check_url(self, text: str, base: URL | None = None) -> URL:
         if len(text) > MAX_URL or AMBIGUOUS.search(text):

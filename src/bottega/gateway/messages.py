@@ -107,9 +107,9 @@ def _message_body(payload: bytes, record: RequestRecord) -> bytes:
     choice = completion["choices"][0]
     message = choice["message"]
     text = _message_text(message)
-    calls = [_ToolCall.of(one) for one in calls_of(message) if isinstance(one, dict)]
+    calls = calls_of(message)
     content = [_text_block(text)] if text or not calls else []
-    content += [call.block(record, number) for number, call in enumerate(calls)]
+    content += [_tool_use(call, record, number) for number, call in enumerate(calls)]
     ended = {
         "stop_reason": _stop_reason(choice.get("finish_reason"), bool(calls), message),
         "usage": _usage(completion.get("usage")),
@@ -147,36 +147,23 @@ def _usage(usage: object) -> Block:
     }
 
 
-@dataclass
-class _ToolCall:
-    """Tool call; id and name come from the upstream."""
-
-    id: object = None
-    name: object = None
-    arguments: str = ""
-
-    @classmethod
-    def of(cls, call: Mapping[str, object]) -> _ToolCall:
-        function = object_field(call, "function")
-        return cls(call.get("id"), function.get("name"), call_arguments(function.get("arguments")))
-
-    def block(self, record: RequestRecord, number: int) -> Block:
-        """Return the complete call. Arguments that are no JSON object are passed on as a text."""
-        try:
-            given = orjson.loads(self.arguments or "{}")
-        except orjson.JSONDecodeError:
-            given = self.arguments
-        given = given if isinstance(given, dict) else {"arguments": given}
-        return self.head(record, number) | {"input": given}
-
-    def head(self, record: RequestRecord, number: int) -> Block:
-        generated_id = f"toolu_{record.request_id.removeprefix('req_')}{number:02d}"
-        return {
-            "type": "tool_use",
-            "id": self.id if isinstance(self.id, str) and self.id else generated_id,
-            "name": self.name if isinstance(self.name, str) else "",
-            "input": {},
-        }
+def _tool_use(call: Mapping[str, object], record: RequestRecord, number: int) -> Block:
+    """Return the block of a complete call; its id and name come from the upstream. Arguments that
+    are no JSON object are passed on as a text."""
+    function = object_field(call, "function")
+    id, name = call.get("id"), function.get("name")
+    arguments = call_arguments(function.get("arguments"))
+    try:
+        given = orjson.loads(arguments or "{}")
+    except orjson.JSONDecodeError:
+        given = arguments
+    generated_id = f"toolu_{record.request_id.removeprefix('req_')}{number:02d}"
+    return {
+        "type": "tool_use",
+        "id": id if isinstance(id, str) and id else generated_id,
+        "name": name if isinstance(name, str) else "",
+        "input": given if isinstance(given, dict) else {"arguments": given},
+    }
 
 
 @dataclass
@@ -210,9 +197,14 @@ class MessageEvents:
     def end(self) -> Iterator[bytes]:
         if not (self._is_text_open or self._calls):
             yield from self._text_events("")
-        yield from self._text_end_events()
+        if self._is_text_open:
+            yield self._close_block()
         for number, call in enumerate(self._calls):
-            yield from self._call_events(_ToolCall.of(call), number)
+            block = _tool_use(call, self.record, number)
+            yield self._open_block(block | {"input": {}})
+            given = orjson.dumps(block["input"]).decode()
+            yield self._delta({"type": "input_json_delta", "partial_json": given})
+            yield self._close_block()
         stop = _stop_reason(self._finish, bool(self._calls), {"refusal": self._is_refusal})
         delta = {"stop_reason": stop, "stop_sequence": None}
         yield _event("message_delta", delta=delta, usage=_usage(self._usage))
@@ -232,17 +224,6 @@ class MessageEvents:
             self._is_text_open = True
             yield self._open_block(_text_block(""))
         yield self._delta({"type": "text_delta", "text": text})
-
-    def _text_end_events(self) -> Iterator[bytes]:
-        if self._is_text_open:
-            self._is_text_open = False
-            yield self._close_block()
-
-    def _call_events(self, call: _ToolCall, number: int) -> Iterator[bytes]:
-        yield self._open_block(call.head(self.record, number))
-        given = orjson.dumps(call.block(self.record, number)["input"]).decode()
-        yield self._delta({"type": "input_json_delta", "partial_json": given})
-        yield self._close_block()
 
     def _open_block(self, block: Block) -> bytes:
         return _event("content_block_start", index=self._blocks, content_block=block)

@@ -153,9 +153,10 @@ class TierPassages(Protocol):
 class ExampleWriter(Protocol):
     """Writer of examples to a cache."""
 
-    async def store(self, example: Example, /) -> str | None:
+    async def store(self, example: Example, /, *, pin: bool = False) -> str | None:
         """Return the example's id once it is durable, that of a pinned example of the same question
-        if there is one, or None if nothing was stored."""
+        if there is one, or None if nothing was stored. With `pin`, the example replaces a pinned
+        one, too, and is pinned."""
         ...
 
 
@@ -166,8 +167,9 @@ class Tenant:
     where the gate of `pipeline` hides them: `ungated` shows them. `charge` is called with the cost
     of measurements, for a router that holds a budget. `best` returns the similarity of the nearest
     example found for a query, shown or not; `example` reads a stored one by its id, and `embed`
-    returns the vectors of queries by the embedder of the cache; both block. `confidence_fields` are
-    request fields that report the confidence of an answer, such as `logprobs` or `n`, by tier.
+    returns the vectors of queries by the embedder of the cache; both block. `can_embed` returns
+    whether that reads anything of a query: answers to others are not stored. `confidence_fields`
+    are request fields that report the confidence of an answer, such as `logprobs` or `n`, by tier.
     `variants` are the tenant as the variants of an experiment see it, by id."""
 
     pipeline: Pipeline
@@ -179,6 +181,7 @@ class Tenant:
     best: Callable[[Query], float | None] = lambda query: None
     example: Callable[[str], Example | None] = lambda id: None
     embed: Callable[[Sequence[Query]], Vectors] | None = None
+    can_embed: Callable[[Query], bool] = lambda query: True
     confidence_fields: Mapping[str, Body] = field(default_factory=dict)
     variants: Mapping[str, Tenant] = field(default_factory=dict)
 

@@ -16,7 +16,7 @@ from bottega._util.identity import ID_LENGTH, json_digest
 from bottega.errors import ImageError, TooManyPixelsError
 from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.errors import unknown_model
-from bottega.gateway.ports import ANONYMOUS
+from bottega.gateway.ports import ANONYMOUS, Receive
 from bottega.image import MAX_PIXELS, Image
 from bottega.openai_api.endpoint import is_loopback, parse_address
 from bottega.openai_api.errors import ApiError
@@ -112,6 +112,31 @@ WEB_SCHEMES = ("http://", "https://")
 Fetch = Callable[[str], Awaitable[Image]]
 
 
+def too_large(subject: str, limit: str, hint: str) -> ApiError:
+    return ApiError(
+        f"{subject} is larger than {limit}",
+        status=413,
+        code="body_too_large",
+        headers={"connection": "close"},
+        hint=hint,
+    )
+
+
+def limited(receive: Receive, max_bytes: int, error: ApiError) -> Receive:
+    """Return a `receive` that raises the error after more than `max_bytes`."""
+    received = 0
+
+    async def receive_limited() -> Any:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > max_bytes:
+            raise error
+        return message
+
+    return receive_limited
+
+
 @dataclass(frozen=True)
 class Limits(BodyLimits):
     """Limits of one request. `image_mb` is the total size of its images, decoded from base64 or
@@ -126,13 +151,11 @@ class Limits(BodyLimits):
     def check_size(self, size: int) -> None:
         """Raise `ApiError` (413) if a stated or received length is too large."""
         if size > self.body_mb * MB:
-            raise ApiError(
-                f"the body is larger than {self.body_mb} MB",
-                status=413,
-                code="body_too_large",
-                headers={"connection": "close"},
-                hint="send fewer or smaller images",
-            )
+            raise self.too_large
+
+    @property
+    def too_large(self) -> ApiError:
+        return too_large("the body", f"{self.body_mb} MB", "send fewer or smaller images")
 
     def check_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Raise `ApiError` for too many or too large headers, and for a duplicate of a header that

@@ -12,10 +12,7 @@ import orjson
 from bottega.errors import BottegaError
 from bottega.gateway.ports import Answer, RequestRecord
 from bottega.gateway.response_store import ResponseStore, not_stored
-from bottega.gateway.responses_input import (
-    ChatTranslation,
-    translate,
-)
+from bottega.gateway.responses_input import ChatTranslation, translate
 from bottega.gateway.translation import (
     FieldNames,
     TranslatedEndpoint,
@@ -141,7 +138,7 @@ def _response_body(payload: bytes, template: ResponseTemplate) -> bytes:
     choice = completion["choices"][0]
     message, finish = choice["message"], choice.get("finish_reason")
     status = "incomplete" if _incomplete_reason(finish) else "completed"
-    calls = [one for one in calls_of(message) if isinstance(one, dict)]
+    calls = calls_of(message)
     output: list[Item] = []
     if (parts := _text_parts(message)) or not calls:
         output.append(_Message(template.key, 0, parts or {"output_text": ""}).item(status))
@@ -272,9 +269,8 @@ class ResponseEvents:
         self._message.parts[kind] = ""
         yield self._event("response.content_part.added", **self._in(kind), part=_part(kind, ""))
 
-    def _call(self, piece: object) -> Iterator[bytes]:
-        if (position := add_call(self._joined_calls, piece)) is None:
-            return
+    def _call(self, piece: Item) -> Iterator[bytes]:
+        position = add_call(self._joined_calls, piece)
         joined = self._joined_calls[position]
         if position == len(self._calls):
             self._calls.append(_Call(self._template.key, len(self._items), joined.get("id")))
@@ -339,11 +335,10 @@ def responses_endpoint(
     chat: Answer,
     store: ResponseStore | None = None,
     *,
-    max_turns: int = MAX_TURNS,
     warn: Callable[[str, BottegaError], None] = lambda problem, error: None,
 ) -> TranslatedEndpoint[ChatTranslation]:
     """Return the handler of the Responses API on top of `chat`, that of chat completions. A
-    conversation in the `store` continues for at most `max_turns` responses. `warn` is called with
+    conversation in the `store` continues for at most `MAX_TURNS` responses. `warn` is called with
     the error if a response cannot be stored."""
 
     async def translated(given: Body, record: RequestRecord) -> ChatTranslation:
@@ -353,7 +348,7 @@ def responses_endpoint(
         if previous is not None:
             if store is None:
                 raise not_stored("previous_response_id", 400)
-            earlier = await store.conversation(record.account.id, previous, max_turns)
+            earlier = await store.conversation(record.account.id, previous, MAX_TURNS)
         translation = translate(given, earlier, is_stored=is_stored)
         if is_stored:  # before the call of a model: fields that are not sent are stored, too
             encode_body(translation.items)

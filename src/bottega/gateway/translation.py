@@ -80,11 +80,12 @@ def first_choice(chunk: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     return (one for one in chunk.get("choices") or () if not one.get("index"))
 
 
-def calls_of(message: Mapping[str, Any]) -> Sequence[object]:
+def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the tool calls of a message, or of a piece of it; the deprecated `function_call` is
     one."""
     function = message.get("function_call")
-    return message.get("tool_calls") or ([{"index": 0, "function": function}] if function else [])
+    calls = message.get("tool_calls") or ([{"index": 0, "function": function}] if function else [])
+    return [call for call in calls if isinstance(call, dict)]
 
 
 class Translation(Protocol):

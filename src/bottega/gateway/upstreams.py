@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import orjson
 
 from bottega._util.caching import FairSemaphore
-from bottega.errors import EndpointError, RejectedError, SettingError
+from bottega.errors import EndpointError, PromptRejectedError, RejectedError
 from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.errors import MisconfiguredError, tier_fix
 from bottega.gateway.ports import PrefixUpstream, Upstream
@@ -21,14 +21,7 @@ from bottega.image import Image
 from bottega.openai_api.client import Breaker, ChatClient, RetryPolicy
 from bottega.openai_api.endpoint import Endpoint
 from bottega.openai_api.fields import FIELDS, LIMITS
-from bottega.openai_api.request import (
-    Body,
-    ChatMessage,
-    OtherPart,
-    Part,
-    TextPart,
-    parse_messages,
-)
+from bottega.openai_api.request import Body, ChatMessage, OtherPart, Part, TextPart, parse_messages
 from bottega.openai_api.response import ChatCompletion, completion_json, error_body, get
 from bottega.openai_api.streams import to_chunks
 from bottega.protocols import Generator, PrefixGenerator
@@ -73,12 +66,6 @@ class HttpUpstream:
         breaker: Breaker | None = None,
         key_variable: str | None = None,
     ) -> None:
-        if not timeout > 0 or concurrency < 1:
-            raise SettingError(
-                "timeout and concurrency must be positive,"
-                f" got timeout={timeout} and concurrency={concurrency}",
-                hint="leave them out for 300 seconds and 256 requests",
-            )
         self.model = model
         self.breaker = breaker or Breaker()
         self._timeout = timeout
@@ -204,9 +191,9 @@ class LocalUpstream:
     answer is greedy, unlike OpenAI's.
 
     A body that needs an unsupported feature (tools, JSON formats, output constraints,
-    log-probabilities, audio) or has an invalid value raises `SettingError`; an unreadable image
-    raises `ImageError`. Other sampling parameters, such as `top_p`, have no effect. A stream starts
-    when the answer is complete.
+    log-probabilities, audio) or has an invalid value raises `PromptRejectedError`; an unreadable
+    image raises `ImageError`. Other sampling parameters, such as `top_p`, have no effect. A stream
+    starts when the answer is complete.
     """
 
     def __init__(self, generator: Generator, *, sampling: Sampling | None = None) -> None:
@@ -270,7 +257,7 @@ class LocalUpstream:
 
 async def _prompt(body: Body) -> Prompt:
     """Return the prompt of a body; decode data URLs off the event loop. Raises `ApiError`,
-    `ImageError`, and `SettingError` for anything that the model does not support."""
+    `ImageError`, and `PromptRejectedError` for anything that the model does not support."""
     messages = parse_messages(body.get("messages"))
 
     def convert() -> Prompt:
@@ -284,14 +271,16 @@ async def _prompt(body: Body) -> Prompt:
 def _message(message: ChatMessage, where: str) -> Message:
     role = ROLES.get(message.role)
     if role is None:
-        raise SettingError(
+        raise PromptRejectedError(
             f"{where}.role is not supported by this model, got {message.role!r}",
             hint=f"use one of {', '.join(ROLES)}",
         )
     if message.raw.get("tool_calls") or message.raw.get("function_call"):
         raise _unsupported(f"{where}.tool_calls")
     if message.parts is None:
-        raise SettingError(f"{where}.content is missing", hint="send a text or a list of parts")
+        raise PromptRejectedError(
+            f"{where}.content is missing", hint="send a text or a list of parts"
+        )
     return Message(role, tuple(_part(part, where, i) for i, part in enumerate(message.parts)))
 
 
@@ -299,12 +288,14 @@ def _part(part: Part, where: str, number: int) -> str | Image:
     if isinstance(part, TextPart):
         return part.text
     if isinstance(part, OtherPart):
-        raise SettingError(
+        raise PromptRejectedError(
             f"{part.param} is not supported by this model, got a part of type {part.kind[:64]!r}",
             hint="send parts of type text and image_url",
         )
     if not part.url.startswith("data:"):
-        raise SettingError(f"{part.param} is not a data URL", hint="send data:image/png;base64,...")
+        raise PromptRejectedError(
+            f"{part.param} is not a data URL", hint="send data:image/png;base64,..."
+        )
     return Image.from_data_url(part.url, source=f"{where}.content[{number}]")
 
 
@@ -333,7 +324,7 @@ def _sampling_of(body: Body, base: Sampling) -> Sampling:
     if "stop" in fields:
         stops = [fields["stop"]] if isinstance(fields["stop"], str) else fields["stop"]
         if len(stops) > MAX_STOPS or "" in stops:
-            raise SettingError(
+            raise PromptRejectedError(
                 f"stop must have at most {MAX_STOPS} texts, none empty, got {len(stops)}",
                 hint="send fewer stop texts, and no empty one",
             )
@@ -354,8 +345,8 @@ UNSUPPORTED = (
 )
 
 
-def _unsupported(name: str) -> SettingError:
-    return SettingError(
+def _unsupported(name: str) -> PromptRejectedError:
+    return PromptRejectedError(
         f"{name} is not supported by this model",
         hint="leave it out, or use a model with an HTTP endpoint",
     )

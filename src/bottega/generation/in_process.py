@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bottega.errors import (
-    BottegaError,
-    GenerationError,
-    PromptRejectedError,
-    PromptTooLongError,
-)
+from bottega.errors import BottegaError, GenerationError, PromptRejectedError, PromptTooLongError
 from bottega.generation.caches import VisionCache
 from bottega.generation.sampling import SampleRow
 from bottega.generation.token_tree import TokenTree

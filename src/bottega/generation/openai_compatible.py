@@ -13,7 +13,7 @@ from typing import Self
 import orjson
 
 from bottega._util.event_loops import gather_or_cancel
-from bottega.errors import GarbledError, RejectedError, SettingError
+from bottega.errors import GarbledError, RejectedError
 from bottega.openai_api.client import ChatClient, Convert, Fields, RetryPolicy
 from bottega.openai_api.endpoint import CHAT_PATH, Endpoint
 from bottega.openai_api.errors import WRONG_PROTOCOL
@@ -53,12 +53,6 @@ class OpenAIGenerator:
         extra_body: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        if not timeout > 0 or concurrency < 1:
-            raise SettingError(
-                "timeout and concurrency must be positive,"
-                f" got timeout={timeout} and concurrency={concurrency}",
-                hint="leave them out for 120 seconds and 16 requests",
-            )
         self.name = self.name_prefix + model
         policy = retries if isinstance(retries, RetryPolicy) else RetryPolicy(attempts=retries + 1)
         endpoint = Endpoint.locate(base_url, api_key, headers)

@@ -248,20 +248,22 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         return total
 
     def replace(
-        self, examples: Sequence[Example], *, on_error: OnError | None = None
+        self, examples: Sequence[Example], *, pin: bool = False, on_error: OnError | None = None
     ) -> list[str | None]:
         """Store newer answers in one commit and return their ids in order.
 
         Each answer replaces those stored for the same question (images, text, choices and the tag
         `context`); of several answers to one question the last counts. A pinned answer stays, and
-        its id is returned instead. The id is None for an example that failed, which goes to
-        `on_error` as in `add`.
+        its id is returned instead. With `pin`, the commit replaces pinned answers, too, and pins
+        the newer ones. The id is None for an example that failed, which goes to `on_error` as in
+        `add`.
         """
         self._check_embeds()
         if self._capacity is not None:
             self._uses.flush()
         views = self._searcher.views()
-        return replace_batch(examples, self._rows, views, error_handler(on_error), self._capacity)
+        report = error_handler(on_error)
+        return replace_batch(examples, self._rows, views, report, self._capacity, pin)
 
     def annotate(
         self,

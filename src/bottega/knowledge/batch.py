@@ -40,11 +40,11 @@ class EmbeddedExamples(NamedTuple):
 
 def embedded_batches(
     batches: Iterable[Sequence[Example]],
-    rows: Rows,
+    rows: Rows | None,
     views: Mapping[str, View],
     on_error: OnError,
 ) -> Iterator[EmbeddedExamples]:
-    """Embed the examples of each batch that are not stored.
+    """Embed the examples of each batch that are not stored in `rows`.
 
     An embedder with workers gets the next batches while the caller stores a batch. Equal examples
     in two of these batches are then both embedded, and one is stored.
@@ -65,13 +65,13 @@ class _Prepared(NamedTuple):
     failed: int
 
 
-def _prepared(examples: Sequence[Example], rows: Rows, on_error: OnError) -> _Prepared:
+def _prepared(examples: Sequence[Example], rows: Rows | None, on_error: OnError) -> _Prepared:
     """Return the examples to embed: different ones that are not stored."""
     storable = [example for example in examples if _is_storable(example, on_error)]
     named: dict[str, Example] = {}
     for example in storable:
         named.setdefault(identity(example), example)
-    stored = rows.keys(named)
+    stored = {} if rows is None else rows.keys(named)
     unstored = [with_id(example, id) for id, example in named.items() if id not in stored]
     return _Prepared(len(examples), unstored, len(examples) - len(storable))
 
@@ -82,10 +82,12 @@ def replace_batch(
     views: Mapping[str, View],
     on_error: OnError,
     capacity: Capacity | None = None,
+    pin: bool = False,
 ) -> list[str | None]:
     """Store newer answers and return, for each, the id that now answers its question.
 
-    That is the id of a pinned answer if one exists, and None for an example that failed.
+    That is the id of a pinned answer if one exists, and None for an example that failed. With
+    `pin`, the answers replace pinned ones, too, and are pinned.
     """
     digests = [
         question_digest(example) if _is_storable(example, on_error) else None
@@ -93,11 +95,13 @@ def replace_batch(
     ]
     pairs = zip(digests, examples, strict=True)
     newest = {digest: example for digest, example in pairs if digest is not None}
-    (batch,) = embedded_batches([list(newest.values())], rows, views, on_error)
+    known = None if pin else rows  # a pinned answer replaces even an equal one
+    (batch,) = embedded_batches([list(newest.values())], known, views, on_error)
     if batch.valid:
-        rows.put(batch.valid, batch.vectors, capacity, supersede=True)
+        rows.put(batch.valid, batch.vectors, capacity, supersede=True, pin=pin)
     ids = {digest: identity(example) for digest, example in newest.items()}
-    stored = rows.keys(ids.values())
+    # A pinned answer was stored, even if another one has replaced it since.
+    stored = {one.id for one in batch.valid} if pin else rows.keys(ids.values())
     answered = {digest: id for digest, id in ids.items() if id in stored}
     pinned = rows.pinned_ids(ids.keys() - answered.keys())
     return [None if digest is None else (pinned | answered).get(digest) for digest in digests]

@@ -415,12 +415,10 @@ def has_pinned_answer(connection: sqlite3.Connection, namespace: str, example: E
     return connection.execute(PINNED_IDS, (namespace, digests)).fetchone() is not None
 
 
-def remove_superseded(connection: sqlite3.Connection, namespace: str, key: int) -> None:
-    """Delete the older answers to the question of this row."""
-    older = connection.execute(
-        "SELECT key FROM examples WHERE namespace = ?1 AND key != ?2"
-        " AND question_digest = (SELECT question_digest FROM examples WHERE key = ?2)",
-        (namespace, key),
+def remove_answers(connection: sqlite3.Connection, namespace: str, example: Example) -> None:
+    """Delete all answers to the question of this example."""
+    found = connection.execute(
+        "SELECT key FROM examples WHERE namespace = ? AND question_digest = ?",
+        (namespace, question_digest(example)),
     ).fetchall()
-    if older:
-        remove_rows(connection, [row[0] for row in older])
+    remove_rows(connection, [row[0] for row in found])

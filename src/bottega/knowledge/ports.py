@@ -37,6 +37,7 @@ class Rows(Protocol):
         capacity: Capacity | None = None,
         metadata_by_id: Mapping[str, RowMetadata] | None = None,
         supersede: bool = False,
+        pin: bool = False,
     ) -> int: ...
 
     def annotate(

@@ -188,5 +188,11 @@ class KnowledgeBaseReader:
         return matches[0]
 
 
+def check_known(ids: Collection[str], known: Collection[str]) -> None:
+    """Raise `NotFoundError` for an id that is not known."""
+    if unknown := set(ids).difference(known):
+        raise unknown_id_error(min(unknown))
+
+
 def unknown_id_error(id: str) -> NotFoundError:
     return NotFoundError(f"no example has the id {id!r}", hint="bottega ls shows the ids")

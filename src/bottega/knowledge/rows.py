@@ -16,12 +16,13 @@ from bottega.knowledge.database import (
     has_pinned_answer,
     insert_row,
     json_array,
+    remove_answers,
     remove_rows,
-    remove_superseded,
     set_metadata,
 )
 from bottega.knowledge.eviction import Capacity, evict_excess, prune
 from bottega.knowledge.filters import LABELS, Filter, to_sql
+from bottega.knowledge.reader import check_known
 from bottega.knowledge.records import (
     EmbeddedBatch,
     Footprint,
@@ -61,12 +62,14 @@ class SqliteRows(ViewRows):
         capacity: Capacity | None = None,
         metadata_by_id: Mapping[str, RowMetadata] | None = None,
         supersede: bool = False,
+        pin: bool = False,
     ) -> int:
         """Store the examples with new ids in one transaction and return their number.
 
         `metadata_by_id` sets age, pin and counters before eviction. With `supersede`, each example
-        replaces older answers to the same question; it is skipped if one of those is pinned. Raises
-        `EmbedderMismatchError` if the stored vectors have another fingerprint.
+        replaces older answers to the same question; it is skipped if one of those is pinned, unless
+        `pin`: then it replaces those, too, and is pinned. Raises `EmbedderMismatchError` if the
+        stored vectors have another fingerprint.
         """
         with self.transaction() as connection:
             numbers = claim_views(connection, views)
@@ -74,8 +77,10 @@ class SqliteRows(ViewRows):
             for example, *vectors in zip(
                 examples, *(made.vectors for made in views.values()), strict=True
             ):
-                if supersede and has_pinned_answer(connection, self.namespace, example):
-                    continue
+                if supersede:
+                    if not pin and has_pinned_answer(connection, self.namespace, example):
+                        continue
+                    remove_answers(connection, self.namespace, example)
                 by_number = dict(zip(numbers, vectors, strict=True))
                 key = insert_row(connection, example, by_number, self.namespace)
                 if key is None:
@@ -84,8 +89,8 @@ class SqliteRows(ViewRows):
                 metadata = (metadata_by_id or {}).get(example.id or "")
                 if metadata is not None:
                     set_metadata(connection, key, metadata)
-                if supersede:
-                    remove_superseded(connection, self.namespace, key)
+                if pin:
+                    connection.execute("INSERT INTO uses (key, pinned) VALUES (?, 1)", [key])
             # Evicted before the commit: no reader sees more rows than the capacity.
             if new:
                 if capacity is not None:
@@ -236,6 +241,11 @@ class SqliteRows(ViewRows):
 
     def pin(self, ids: Collection[str], pinned: bool) -> int:
         with self.transaction() as connection:
+            found = connection.execute(
+                f"SELECT id FROM examples WHERE namespace = ? AND id IN {IN_JSON}",
+                (self.namespace, json_array(ids)),
+            )
+            check_known(ids, {row[0] for row in found})
             cursor = connection.execute(
                 "INSERT INTO uses (key, pinned)"
                 " SELECT key, ? FROM examples LEFT JOIN uses USING (key)"

@@ -8,7 +8,7 @@ import random
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, field
@@ -35,13 +35,7 @@ from bottega.openai_api.response import (
     reported_failure,
 )
 from bottega.openai_api.streams import from_events
-from bottega.openai_api.transport import (
-    Connection,
-    Connections,
-    Response,
-    StreamedResponse,
-    exchange,
-)
+from bottega.openai_api.transport import Connections, Response, exchange, stream_chunks
 from bottega.types import Prompt
 
 log = logging.getLogger(__name__)
@@ -122,9 +116,15 @@ class ChatClient:
         path: str = CHAT_PATH,
         convert: Convert | None = None,
     ) -> None:
+        if not timeout > 0 or concurrency < 1:
+            raise SettingError(
+                "timeout and concurrency must be positive,"
+                f" got timeout={timeout} and concurrency={concurrency}",
+                hint="leave them out for the defaults",
+            )
         self.model, self.endpoint = model, endpoint
         self._url, self._convert = endpoint.url(path), convert
-        self._timeout, self._retry, self._breaker = timeout, retry, breaker
+        self._retry, self._breaker = retry, breaker
         self._connections = Connections(endpoint, timeout, concurrency)
         self._dialect, self._describe = Dialect(), partial(describe_call, model, endpoint, path)
 
@@ -209,61 +209,48 @@ class ChatClient:
                 return result
 
     async def _complete(self, body: _Body) -> ChatCompletion:
-        connection, state = await self._begin_wait()
-        async with connection.slots.hold():
-            with self._attempt(state):
-                payload = await body.read()
-                response = await exchange(
-                    connection.session, "POST", self._url, payload, self.base_url
-                )
-                reply = self._parsed(response, body.choices)
-                if self._convert is not None:
-                    reply = self._convert(reply)
-                return parse_completion(response.payload, reply, self.base_url, self.model)
+        async with self._attempt() as (session, _):
+            payload = await body.read()
+            response = await exchange(session, "POST", self._url, payload, self.base_url)
+            reply = self._parsed(response, body.choices)
+            if self._convert is not None:
+                reply = self._convert(reply)
+            return parse_completion(response.payload, reply, self.base_url, self.model)
 
     async def _begin(self, body: _Body) -> tuple[bytes, AsyncGenerator[bytes]]:
         events = self._events(body)
         return await anext(events), events
 
     async def _events(self, body: _Body) -> AsyncGenerator[bytes]:
-        connection, state = await self._begin_wait()
-        async with connection.slots.hold():
-            with self._attempt(state) as attempt:
-                payload = await body.read()
-                response = StreamedResponse(self._timeout, self.base_url, self.error)
-                try:
-                    await response.request(connection.session, self._url, payload)
-                    async for event in response.events(body.choices):
-                        if attempt is not None:
-                            attempt.answered()
-                        yield event
-                finally:
-                    response.close()
+        async with self._attempt() as (session, attempt):
+            payload, where = await body.read(), self.base_url
+            chunks = stream_chunks(session, self._url, payload, where, self.error, body.choices)
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    if attempt is not None:
+                        attempt.answered()
+                    yield chunk
 
-    async def _begin_wait(self) -> tuple[Connection, CallState]:
-        """Mark the call as waiting for a slot, and return the connection and the call's state.
-        Raises `PausedError`."""
+    @asynccontextmanager
+    async def _attempt(self) -> AsyncGenerator[tuple[aiohttp.ClientSession, Attempt | None]]:
+        """Wait for a slot, and count the block as an attempt at the breaker. Raises `PausedError`.
+        Until the block and after its failure, the call counts as waiting."""
         if self._breaker is not None:
             self._breaker.check()
         connection = await self._connections.get()
         state = _call.get() or CallState()
         state.idle.set()
-        return connection, state
-
-    @contextmanager
-    def _attempt(self, state: CallState) -> Iterator[Attempt | None]:
-        """Count the block as an attempt at the breaker. If it fails, mark the call as waiting
-        again."""
-        state.idle.clear()
-        state.started = perf_counter()
-        try:
-            with self._breaker.attempt() if self._breaker is not None else nullcontext() as attempt:
-                yield attempt
-        except Exception:
-            # The next attempt starts after a pause. A cancellation is not an `Exception`: it ends
-            # a running call.
-            state.idle.set()
-            raise
+        async with connection.slots.hold():
+            state.idle.clear()
+            state.started = perf_counter()
+            try:
+                with self._breaker.attempt() if self._breaker else nullcontext() as attempt:
+                    yield connection.session, attempt
+            except Exception:
+                # The next attempt starts after a pause. A cancellation is not an `Exception`: it
+                # ends a running call.
+                state.idle.set()
+                raise
 
     def _parsed(self, response: Response, choices: int = 1) -> JSONObject:
         if response.status >= 300:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import cast
 
 import orjson
 
@@ -170,11 +170,11 @@ def _joined(old: object, new: object, name: str) -> object:
         old, new = _parts(old), _parts(new)  # some servers begin with parts and go on with a string
     if isinstance(new, list):
         values = old if isinstance(old, list) else []
-        add: Callable[[list[Any], object], object] = (
-            add_call if name == "tool_calls" else _add_value
-        )
         for value in new:
-            add(values, value)
+            if name != "tool_calls":
+                _add_value(values, value)
+            elif isinstance(value, dict):
+                add_call(values, value)
         return values
     if name in COMPLETE_FIELDS:
         return new or old
@@ -201,15 +201,13 @@ def _add_value(values: list[object], new: object) -> None:
     values.append(new)
 
 
-def add_call(calls: list[Any], piece: object) -> int | None:
+def add_call(calls: list[dict[str, object]], piece: JSONObject) -> int:
     """Join a piece of a tool call to its call, or append it as a new one; return the call's
-    position, None if it is no piece.
+    position.
 
     Some servers omit the index or give the same to all parallel calls, others send another id with
     each piece. A name begins a call, unless id or name are those of the call with this index.
     """
-    if not isinstance(piece, dict):
-        return None
     position = _call_position(calls, piece)
     if position == len(calls):
         calls.append({})

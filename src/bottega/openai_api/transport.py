@@ -13,12 +13,7 @@ import orjson
 
 from bottega._util.caching import FairSemaphore
 from bottega._util.tracing import forwarded_headers
-from bottega.errors import (
-    EndpointError,
-    EndpointTimeoutError,
-    GarbledError,
-    UnreachableError,
-)
+from bottega.errors import EndpointError, EndpointTimeoutError, GarbledError, UnreachableError
 from bottega.openai_api import lazy_aiohttp as aiohttp
 from bottega.openai_api.endpoint import NO_HEADERS, Endpoint
 from bottega.openai_api.errors import WRONG_PROTOCOL
@@ -49,7 +44,7 @@ STREAM_HEADERS = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
 DRAIN_SECONDS = 0.1
 UNREACHABLE_HINT = "start the server there, or set another address: OPENAI_BASE_URL (or base_url=)"
 ADDRESS_HINT = "check the network and the address: OPENAI_BASE_URL (or base_url=)"
-# Beginnings of bodies that are no stream of events, whatever their content type says.
+# Beginnings of bodies that are no stream of events; content types are unreliable.
 WHOLE = (b"{", b"[", b"<")
 
 
@@ -71,8 +66,8 @@ class Connection:
 
 @dataclass(frozen=True)
 class Connections:
-    """Connections to an endpoint, one session for each event loop. `timeout` is that of one attempt
-    to its last byte, streamed or not, whatever arrives meanwhile."""
+    """Connections to an endpoint, one session for each event loop. `timeout` covers one attempt to
+    its last byte, streamed or not."""
 
     endpoint: Endpoint
     timeout: float
@@ -195,96 +190,66 @@ def _translated(
     return cut_off(where)
 
 
-class StreamedResponse:
-    """Response as a stream of events: `request`, then `events`, and `close` in any case. A response
-    that was not read to its end is aborted."""
+async def stream_chunks(
+    session: aiohttp.ClientSession,
+    url: URL,
+    body: bytes,
+    where: str,
+    to_error: ToError,
+    choices: int,
+) -> AsyncGenerator[bytes]:
+    """Send a request and yield the JSON of each chunk of the reply, the first ones with the first
+    content. Close it in any case: a response that was not read to its end is aborted.
 
-    def __init__(self, timeout: float, where: str, to_error: ToError) -> None:
-        self._timeout, self._where, self._to_error = timeout, where, to_error
-        self._response: aiohttp.ClientResponse | None = None
-
-    async def request(self, session: aiohttp.ClientSession, url: URL, body: bytes) -> None:
-        """Send the request. Raises the error of a status other than 2xx."""
-        try:
-            self._response = await session.post(
-                url,
-                data=_data(body),
-                headers={**STREAM_HEADERS, **forwarded_headers()},
-                allow_redirects=False,
-            )
-        except (aiohttp.ClientError, OSError) as error:
-            raise _translated(error, self._where, self._timeout) from None
-        if self._response.status >= 300:
-            body_json = error_body(await self._read())
-            raise self._to_error(self._response.status, body_json, self._response.headers)
-
-    async def events(self, choices: int) -> AsyncGenerator[bytes]:
-        """Yield the JSON of each chunk, the first ones with the first content. Raises
-        `ServerFailedError` if the stream ends before each of so many choices does, `GarbledError`
-        for events that are no chunks."""
-        progress = StreamProgress(self._where, self._to_error, choices)
-        piece, received = await self._piece(progress), 0
+    Raises the error of a status other than 2xx, `ServerFailedError` if the stream ends before each
+    of so many choices does, `GarbledError` for events that are no chunks. Once all choices have
+    ended, only the usage can be missing: a failure then ends the stream.
+    """
+    progress = StreamProgress(where, to_error, choices)
+    response: aiohttp.ClientResponse | None = None
+    try:
+        headers = {**STREAM_HEADERS, **forwarded_headers()}
+        response = await session.post(url, data=_data(body), headers=headers, allow_redirects=False)
+        if response.status >= 300:
+            failure = error_body(await _read_response(response, where))
+            raise to_error(response.status, failure, response.headers)
+        piece, received = await response.content.readany(), 0
         while piece.isspace():
-            piece = await self._piece(progress)
+            piece = await response.content.readany()
         if piece.removeprefix(BOM).lstrip().startswith(WHOLE):
-            for payload in self._chunks_of(piece + await self._read()):
-                yield payload
+            whole = piece + await _read_response(response, where)
+            for chunk in _chunks_of(whole, where, to_error):
+                yield chunk
             return
         while piece:
             received += len(piece)
             if received > MAX_REPLY_MB << 20:
-                raise _too_long(self._where)
-            for payload in progress.feed(piece):
-                yield payload
+                raise _too_long(where)
+            for chunk in progress.feed(piece):
+                yield chunk
             if progress.is_done:
                 break
-            piece = await self._piece(progress)
-        for payload in progress.end():
-            yield payload
-        if progress.is_done:
-            await self._drain()
-
-    def _chunks_of(self, whole: bytes) -> tuple[bytes, ...]:
-        """Return the chunks of a complete reply: some servers ignore `stream`."""
-        reply, _ = parse_reply(whole, self._where)
-        if failure := reported_failure(reply):
-            raise self._to_error(*failure, NO_HEADERS)
-        parse_completions(reply, self._where)
-        return to_chunks(orjson.dumps({"usage": no_usage(), **reply}), include_usage=True)
-
-    def close(self) -> None:
-        if self._response is None:
-            return
+            piece = await response.content.readany()
+        async with asyncio.timeout(DRAIN_SECONDS):
+            while not response.content.at_eof():
+                await response.content.readany()
+    except (aiohttp.ClientError, OSError) as error:
+        if not (progress.is_done or progress.is_complete):
+            raise _translated(error, where, session.timeout.total) from None
+    finally:
         # Unread bytes would be taken for the reply to the next request on this connection.
-        if self._response.content.at_eof():
-            self._response.release()
-        else:
-            self._response.close()
+        if response is not None and response.content.at_eof():
+            response.release()
+        elif response is not None:
+            response.close()
+    for chunk in progress.end():
+        yield chunk
 
-    async def _piece(self, progress: StreamProgress) -> bytes:
-        """Return some bytes, none at the end. Once all choices have ended only the usage can be
-        missing: a failure then ends the stream."""
-        assert self._response is not None
-        try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            if progress.is_complete:
-                return b""
-            raise _translated(error, self._where, self._timeout) from None
 
-    async def _drain(self) -> None:
-        assert self._response is not None
-        content = self._response.content
-        try:
-            async with asyncio.timeout(DRAIN_SECONDS):
-                while not content.at_eof():
-                    await content.readany()
-        except (aiohttp.ClientError, OSError):
-            return  # the answer is complete; `close` drops the connection
-
-    async def _read(self) -> bytes:
-        assert self._response is not None
-        try:
-            return await _read_response(self._response, self._where)
-        except (aiohttp.ClientError, OSError) as error:
-            raise _translated(error, self._where, self._timeout) from None
+def _chunks_of(whole: bytes, where: str, to_error: ToError) -> tuple[bytes, ...]:
+    """Return the chunks of a complete reply: some servers ignore `stream`."""
+    reply, _ = parse_reply(whole, where)
+    if failure := reported_failure(reply):
+        raise to_error(*failure, NO_HEADERS)
+    parse_completions(reply, where)
+    return to_chunks(orjson.dumps({"usage": no_usage(), **reply}), include_usage=True)

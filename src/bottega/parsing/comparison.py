@@ -13,12 +13,7 @@ from bottega.parsing.answers import find_choice, normalize
 from bottega.parsing.choices import ChoiceParser
 from bottega.parsing.final_answers import TAKEN_BACK, FinalAnswerParser, stated_part
 from bottega.parsing.labels import LabelParser, stated_label
-from bottega.parsing.phrase_rules import (
-    ORDERED,
-    compare_formulas,
-    compare_lists,
-    compare_phrases,
-)
+from bottega.parsing.phrase_rules import ORDERED, compare_formulas, compare_lists, compare_phrases
 from bottega.parsing.phrases import MAX_LENGTH, parse_phrase
 from bottega.parsing.quantities import (
     DIFFERENT,

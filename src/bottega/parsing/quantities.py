@@ -114,11 +114,6 @@ IDENTIFIED = word_set(
     " fax batch plate serial version section chapter release item article postal code id file"
 )
 IDENTIFIERS = word_set("no nr num number numbers name names code codes id version")
-DECREASE = re.compile(
-    r"\b(?:de|re)(?:creas|duc|clin)\w*|\b(?:drop|fall|fell|lost|loss|lower|less|down|below|minus"
-    r"|negative|shrank|shrunk)",
-    re.IGNORECASE,
-)
 LEADING_ZERO = re.compile(r"\W*0\d")
 UNIT_NAME = re.compile(
     r"[^\W\d_]{3,}|(?<=[_(])[^\W\d_]{2}(?![^\W\d_])|(?<= )(?:cm|mm|km|kg|mg|ml)\b"

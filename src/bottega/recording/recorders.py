@@ -132,7 +132,11 @@ class ExampleStore(Protocol):
     """Knowledge base that replaces examples."""
 
     def replace(
-        self, examples: Sequence[Example], *, on_error: Callable[[BottegaError], None]
+        self,
+        examples: Sequence[Example],
+        *,
+        pin: bool = False,
+        on_error: Callable[[BottegaError], None],
     ) -> list[str | None]: ...
 
 
@@ -203,8 +207,9 @@ class CacheRecorder:
         self._tag = tag
         self._stored_tiers = frozenset(stored_tiers)
         self._max_characters = max_characters
+        self._replace = partial(knowledge.replace, on_error=self._warn_error)
         self._writer = BatchWriter[Example, str | None](
-            partial(knowledge.replace, on_error=self._warn_error),
+            self._replace,
             name="bottega-cached-answers",
             max_batch=MAX_BATCH,
         )
@@ -220,15 +225,19 @@ class CacheRecorder:
         if tier in self._stored_tiers:
             await self._store_valid(query, answer, tier)
 
-    async def store(self, example: Example) -> str | None:
+    async def store(self, example: Example, *, pin: bool = False) -> str | None:
         """Store an example and return its id once it is durable, or the id of a pinned answer that
-        stays. Return None, and log a warning, if it cannot be stored. A cancelled caller does not
-        cancel the write."""
+        stays. With `pin`, it replaces a pinned answer, too, and is pinned. Return None, and log a
+        warning, if it cannot be stored. A cancelled caller does not cancel the write."""
         texts = (example.query.text, example.answer, example.rationale or "")
         if sum(map(len, texts)) > self._max_characters:
             self._warn("too long", f"it has more than {self._max_characters} characters")
             return None
-        return await self._writer.write(await self._tagged(example))
+        example = await self._tagged(example)
+        if not pin:
+            return await self._writer.write(example)
+        (stored,) = await asyncio.to_thread(self._replace, [example], pin=True)
+        return stored
 
     async def _store_valid(self, query: Query, answer: Answer, source: str) -> None:
         if (example := _valid_example(query, answer, source)) is not None:

@@ -25,15 +25,7 @@ from bottega.ui.gateway_client import GatewayClient
 from bottega.ui.keys import KeyPages
 from bottega.ui.knowledge import KnowledgePages, knowledge_routes
 from bottega.ui.overview import OverviewPage
-from bottega.ui.pages import (
-    HEADERS,
-    ROOT,
-    Link,
-    Page,
-    Renderer,
-    Visit,
-    error_page,
-)
+from bottega.ui.pages import HEADERS, ROOT, Link, Page, Renderer, Visit, error_page
 from bottega.ui.playground import PlaygroundPage
 from bottega.ui.requests import RequestPages
 from bottega.ui.sessions import SESSION_SECONDS, Sessions, cookie_name

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar, cast
 
 import numpy as np
@@ -18,6 +19,7 @@ from bottega._util.caching import LRUCache
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Vectors
 from bottega.ui.background import BackgroundComputations
+from bottega.ui.bases import read_existing
 
 SAMPLE = 2000  # examples
 NEIGHBOURS = 6
@@ -124,10 +126,10 @@ def labels_by_id(base: KnowledgeBase) -> dict[str, tuple[str, ...]]:
 
 def embedding_map(base: KnowledgeBase) -> EmbeddingMap:
     """Return the map of at most `SAMPLE` examples; it has no points for fewer than three."""
-    ids, total = base.sample_ids(SAMPLE), len(base)
+    ids, vectors = read_existing(base, base.sample_ids(SAMPLE), partial(_vectors, base))
+    total = len(base)
     if len(ids) < 3:
         return EmbeddingMap((), (), 0.0, total)
-    vectors = base.vectors(ids)
     positions, share = principal_components(vectors)
     rounding = 1e-5 * float(np.abs(vectors).max())
     positions[:, np.ptp(positions, axis=0) < rounding] = 0
@@ -148,6 +150,10 @@ def embedding_map(base: KnowledgeBase) -> EmbeddingMap:
     if others := len(ids) - sum(number for _, _, number in legend):
         legend.append((rest, OTHER, others))
     return EmbeddingMap(points, legend, share, total)
+
+
+def _vectors(base: KnowledgeBase, ids: Sequence[str]) -> Vectors:
+    return base.vectors(ids) if ids else np.empty((0, 0), np.float32)
 
 
 def principal_components(vectors: Vectors) -> tuple[Points, float]:
@@ -184,9 +190,10 @@ def neighbourhood(base: KnowledgeBase) -> Neighbourhood:
     """Return the neighbours of at most `SAMPLE` examples among all examples."""
     ids = base.sample_ids(SAMPLE)
     nearest: dict[str, Sequence[tuple[str, float]]] = {}
+    near = partial(base.neighbours, k=NEIGHBOURS)
     for start in range(0, len(ids), BLOCK):
-        block = ids[start : start + BLOCK]
-        nearest.update(zip(block, base.neighbours(block, NEIGHBOURS), strict=True))
+        block, found = read_existing(base, ids[start : start + BLOCK], near)
+        nearest.update(zip(block, found, strict=True))
     return Neighbourhood(nearest, labels_by_id(base), len(base))
 
 

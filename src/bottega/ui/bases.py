@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from starlette.datastructures import UploadFile
 
-from bottega.errors import NotFoundError
+from bottega.errors import EmptyKnowledgeBaseError, NotFoundError
 from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.cached_examples import HUMAN, IMPORTED
 from bottega.image import MAX_BYTES, Image
@@ -19,6 +19,7 @@ from bottega.types import Example
 from bottega.ui.pages import Page, Visit
 
 Item = TypeVar("Item")
+Found = TypeVar("Found")
 OpenBase = Callable[[str], KnowledgeBase]
 # Raises `ApiError` if the key may use no further namespace. Called in the event loop.
 CheckNamespace = Callable[[Account, str], Coroutine[object, object, None]]
@@ -88,12 +89,24 @@ def paged(visit: Visit, items: Sequence[Item], size: int) -> PagedList[Item]:
 
 
 def existing(base: KnowledgeBase, ids: Sequence[str]) -> list[Example]:
-    """Return the examples, without those that another process has deleted since."""
-    try:
-        return base.get_many(ids)
-    except NotFoundError:
-        known = set(base.ids())
-        return base.get_many([id for id in ids if id in known])
+    """Return the examples, without those that have been deleted since."""
+    return read_existing(base, ids, base.get_many)[1]
+
+
+def read_existing(
+    base: KnowledgeBase, ids: Sequence[str], read: Callable[[Sequence[str]], Found]
+) -> tuple[Sequence[str], Found]:
+    """Return the ids that still exist, and what `read` returns for them. Others may be deleted or
+    evicted at any time."""
+    while True:
+        try:
+            return ids, read(ids)
+        except (NotFoundError, EmptyKnowledgeBaseError):
+            known = set(base.ids())
+            left = [id for id in ids if id in known]
+            if len(left) == len(ids):  # another fault, such as a missing vector
+                raise
+            ids = left
 
 
 def uploaded_image(file: UploadFile) -> Image:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import FormData
 from starlette.requests import Request
 
 from bottega.errors import BottegaError
+from bottega.gateway.requests import limited, too_large
 from bottega.openai_api.errors import ApiError
 
 MAX_FILES = 1000  # per form
@@ -55,28 +55,14 @@ async def read_form(
     """Read a form with at most `max_bytes`. Raises `ApiError`."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         max_bytes = min(max_bytes, MAX_URLENCODED)
-    too_large = ApiError(
-        f"the upload is larger than {max_bytes:,} bytes",
-        status=413,
-        hint="send fewer files at a time, or use bottega add",
-    )
+    hint = "send fewer files at a time, or use bottega add"
+    error = too_large("the upload", f"{max_bytes:,} bytes", hint)
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > max_bytes:
-        raise too_large
-    received = 0
-    receive = request.receive
-
-    async def limited() -> Any:
-        nonlocal received
-        message = await receive()
-        received += len(message.get("body", b""))
-        if received > max_bytes:
-            raise too_large
-        return message
-
-    request._receive = limited
+        raise error
+    receive = limited(request.receive, max_bytes, error)
     try:
-        return await request.form(
+        return await Request(request.scope, receive).form(
             max_files=max_files, max_fields=MAX_FILES, max_part_size=MAX_FIELD
         )
     except BottegaError:

@@ -27,15 +27,7 @@ from bottega.openai_api.errors import ApiError
 from bottega.recording import StoredTrace, TraceStore
 from bottega.ui.gateway_client import GatewayClient, Settings
 from bottega.ui.overview import PERIODS
-from bottega.ui.pages import (
-    REPORT_HEADERS,
-    Page,
-    Redirect,
-    Result,
-    Visit,
-    image_response,
-    require,
-)
+from bottega.ui.pages import REPORT_HEADERS, Page, Redirect, Result, Visit, image_response, require
 
 PAGE_SIZE = 50
 STATES = ("answered", "replayed", "passed_through", "failed", "shadow")
@@ -125,6 +117,7 @@ class RequestPages:
                 "can_rate": visit.user.can_edit and self.feedback is not None,
                 "can_correct": visit.user.can_store,
                 "stores_texts": self.traces is not None,
+                "sees_all": visit.user.sees_all,
                 "request_time": request_time,
             },
         )

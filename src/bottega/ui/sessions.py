@@ -7,11 +7,11 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from itsdangerous import BadSignature, URLSafeTimedSerializer
 from starlette.requests import Request
 
+from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.ports import ANONYMOUS
 from bottega.gateway.requests import may_use
@@ -66,23 +66,13 @@ class ConsoleUser:
         return self.sees_all or may_use(self.account, namespace)
 
 
-class AccountReader(Protocol):
-    """Accounts of a gateway (`gateway.accounting.accounts.Accounts`)."""
-
-    def sign_in(self, token: str) -> tuple[Account, bytes] | None: ...
-
-    def signing_keys(self, id: str) -> tuple[Account, Sequence[bytes], float] | None: ...
-
-    def end_sessions(self, id: str) -> None: ...
-
-
 class Sessions:
     """Sessions in signed cookies. Each cookie is signed with a secret derived from the key of the
     login: all gateways that share accounts accept it, and it becomes invalid with that key. A
     logout stores a time with the account, and ends all earlier sessions of the key. Without keys,
     users log in with `token`, which is valid until the process ends."""
 
-    def __init__(self, accounts: AccountReader | None, *, token: str | None = None) -> None:
+    def __init__(self, accounts: Accounts | None, *, token: str | None = None) -> None:
         self._accounts = accounts
         self.token = token
         self._local_secret = secrets.token_bytes(32)

@@ -58,8 +58,8 @@ CLAIMED = "SELECT 1 FROM gateway_namespaces WHERE account = ?1 AND namespace = ?
 
 @dataclass(frozen=True)
 class StoredAccount:
-    """Account with the SHA-256 of its key, and of the one before it until `previous_until`. Only
-    sessions of the console that began after `sessions_after` are valid."""
+    """Account with the SHA-256 of its key, and of the one before it until `previous_until`. Console
+    sessions that began up to `sessions_after` have ended."""
 
     account: Account
     digest: bytes

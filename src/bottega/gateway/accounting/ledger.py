@@ -290,7 +290,7 @@ class Ledger:
         return self._note(MASTER)
 
     def set_hourly_prices(self, usd: Mapping[str, float]) -> None:
-        """Set what the servers of each tier cost an hour, in US dollars."""
+        """Set the cost of each tier's servers per hour, in US dollars."""
         self._set_note(HOURLY_PRICES, orjson.dumps(usd).decode())
 
     def hourly_prices(self) -> dict[str, float]:

@@ -54,10 +54,10 @@ class MasterOnlyCost:
 class Savings:
     """Savings of one namespace, or of all. Requests that are not `answered` failed or were
     rejected. `master_only` is None without a priced answer of the master, `agreement` without
-    shadow samples. `spent_usd` excludes `unpriced` requests. `servers_usd` is what servers with a
-    price per hour have cost in the `hours` from the first to the last request of all namespaces;
-    one namespace pays by its share of each tier's requests. `lost_rows` count requests of all time,
-    which are in no other number."""
+    shadow samples. `spent_usd` excludes `unpriced` requests. `servers_usd` is the cost of
+    servers with a price per hour in the `hours` from the first to the last request of all
+    namespaces; one namespace pays by its share of each tier's requests. `lost_rows` count requests
+    of all time, which are in no other number."""
 
     master: str
     namespace: str | None

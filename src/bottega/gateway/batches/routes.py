@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from bottega.gateway.batches.store import BatchStore, storage_full
 from bottega.gateway.chat import Gateway
 from bottega.gateway.config.settings import MB, BatchSettings
 from bottega.gateway.errors import FINAL, to_api_error
+from bottega.gateway.requests import limited, too_large
 from bottega.gateway.translation import (
     FieldNames,
     optional_field,
@@ -123,9 +124,12 @@ class _BatchHandlers:
         # Before the upload is received; `add_file` checks the exact size.
         if used + int(length if length.isdecimal() else 0) > storage + MAX_FORM_FIELD:
             raise storage_full(storage)
-        limited = _with_body_limit(request, max_bytes + MAX_FORM_FIELD)
+        error = too_large("the file", f"{max_bytes:,} bytes", "split it into several batches")
+        receive = limited(request.receive, max_bytes + MAX_FORM_FIELD, error)
         try:
-            form = await limited.form(max_files=1, max_fields=8, max_part_size=MAX_FORM_FIELD)
+            form = await Request(request.scope, receive).form(
+                max_files=1, max_fields=8, max_part_size=MAX_FORM_FIELD
+            )
         except HTTPException as error:
             raise ApiError(f"the form is invalid: {error.detail}", hint=UPLOAD) from error
         try:
@@ -222,29 +226,9 @@ class _BatchHandlers:
 UPLOAD = 'send a multipart form with the fields file and purpose="batch"'
 
 
-def _with_body_limit(request: Request, limit: int) -> Request:
-    """Return the request with a body of at most `limit` bytes. Reading more raises `ApiError`."""
-    received = 0
-
-    async def receive() -> MutableMapping[str, Any]:
-        nonlocal received
-        message = await request.receive()
-        received += len(message.get("body", b""))
-        if received > limit:
-            raise ApiError(
-                f"the file is longer than {limit - MAX_FORM_FIELD:,} bytes",
-                status=413,
-                code="body_too_large",
-                headers={"connection": "close"},
-                hint="split it into several batches",
-            )
-        return message
-
-    return Request(request.scope, receive)
-
-
 async def _body(request: Request) -> dict[str, Any]:
-    raw = await _with_body_limit(request, MAX_BODY).body()
+    error = too_large("the body", f"{MAX_BODY:,} bytes", "send less metadata")
+    raw = await Request(request.scope, limited(request.receive, MAX_BODY, error)).body()
     try:
         return typed(orjson.loads(raw), dict, "", "an object")
     except orjson.JSONDecodeError as error:

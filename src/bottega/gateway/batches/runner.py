@@ -98,7 +98,7 @@ class BatchRunner:
     _cleaned: float = 0.0
 
     def __post_init__(self) -> None:
-        self._slots = FairSemaphore(self.settings.concurrency, self.settings.concurrency)
+        self._slots = FairSemaphore(self.settings.concurrency)
 
     def wake(self) -> None:
         """Look for new and cancelled batches now."""

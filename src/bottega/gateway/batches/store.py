@@ -18,13 +18,7 @@ from bottega._util.durable_files import os_errors, replacement
 from bottega._util.sql_tables import TableSchema
 from bottega._util.sqlite import transaction
 from bottega.gateway.accounting.row_types import storable_text
-from bottega.gateway.batches.records import (
-    UNFINISHED,
-    Batch,
-    LineError,
-    Status,
-    StoredFile,
-)
+from bottega.gateway.batches.records import UNFINISHED, Batch, LineError, Status, StoredFile
 from bottega.gateway.batches.schema import BATCHES, BATCHES_DB, FILES
 from bottega.openai_api.errors import ApiError
 
@@ -32,6 +26,7 @@ FILE, FOLDER = "batches.db", "files"
 BUSY_SECONDS = 10.0
 CHUNK = 1 << 20
 MAX_FILENAME = 255  # characters
+WAIT_HINT = "wait until the oldest ones expire (batches.keep_days)"
 # A file without a row is left over from a crash, unless its upload is still in progress.
 ORPHAN_SECONDS = 3600.0
 
@@ -84,7 +79,10 @@ class BatchStore:
                 _insert_file(connection, file)
         if not (is_free and fits):
             self.path(id).unlink(missing_ok=True)
-            raise storage_full(limit) if is_free else _too_many("files", max_files)
+            if is_free:
+                raise storage_full(limit)
+            hint = f"delete files (DELETE /v1/files/ID), or {WAIT_HINT}"
+            raise _too_many("files", f"{max_files:,} files", hint)
         return file
 
     def used_bytes(self, account: str) -> int:
@@ -164,16 +162,10 @@ class BatchStore:
         if not is_kept:
             raise _unknown("file", file.id)
         if unfinished >= limit:
-            raise ApiError(
-                f"this key has {unfinished} unfinished batches",
-                status=429,
-                type="rate_limit_error",
-                code="too_many_batches",
-                headers={"x-should-retry": "false"},
-                hint="wait until one has ended, or cancel one",
-            )
+            hint = "wait until one has ended, or cancel one"
+            raise _too_many("batches", f"{limit:,} unfinished batches", hint)
         if not is_free:
-            raise _too_many("batches", max_batches)
+            raise _too_many("batches", f"{max_batches:,} batches", WAIT_HINT)
         return batch
 
     def batch(self, account: str, id: str) -> Batch:
@@ -379,15 +371,14 @@ def storage_full(limit: int) -> ApiError:
     )
 
 
-def _too_many(what: str, limit: int) -> ApiError:
-    hint = "wait until the oldest ones expire (batches.keep_days)"
+def _too_many(kind: str, limit: str, hint: str) -> ApiError:
     return ApiError(
-        f"this key has reached its limit of {limit:,} {what}",
+        f"this key has reached its limit of {limit}",
         status=429,
         type="rate_limit_error",
-        code=f"too_many_{what}",
+        code=f"too_many_{kind}",
         headers={"x-should-retry": "false"},
-        hint=f"delete files (DELETE /v1/files/ID), or {hint}" if what == "files" else hint,
+        hint=hint,
     )
 
 

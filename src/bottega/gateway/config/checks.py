@@ -246,8 +246,10 @@ def _check_server(settings: StateSettings | CacheSettings, name: str, path: Sett
         raise (path / name).error(
             "is not the URL of a supported server", hint=f'write {name} = "{sample_url(name)}"'
         )
-    if variable is not None and not VARIABLE.fullmatch(variable):
-        raise (path / f"{name}_env").error(
-            "must be the name of an environment variable",
-            hint=f'write {name}_env = "BOTTEGA_{name.upper()}"',
-        )
+    hint = f'write {name}_env = "BOTTEGA_{name.upper()}"'
+    check_variable(variable, path / f"{name}_env", hint)
+
+
+def check_variable(name: str | None, path: SettingPath, hint: str) -> None:
+    if name is not None and not VARIABLE.fullmatch(name):
+        raise path.error("must be the name of an environment variable", hint=hint)

@@ -19,7 +19,6 @@ from bottega._util.settings import (
 )
 from bottega.errors import SettingError
 from bottega.gateway.config.checks import (
-    VARIABLE,
     WITHOUT_SIMILARITY,
     check_cache_settings,
     check_hosts,
@@ -29,6 +28,7 @@ from bottega.gateway.config.checks import (
     check_similarities,
     check_state,
     check_tiers,
+    check_variable,
 )
 from bottega.gateway.config.settings import (
     VIRTUAL,
@@ -215,10 +215,7 @@ def _tier(name: str, table: object, path: SettingPath) -> TierSettings:
             " headers_env, extra_body, drop_fields or image_urls",
             hint=f'write model = "openai:{tier.model}" for an endpoint',
         )
-    if tier.api_key_env is not None and not VARIABLE.fullmatch(tier.api_key_env):
-        raise (path / "api_key_env").error(
-            "must be the name of an environment variable", hint='write api_key_env = "MASTER_KEY"'
-        )
+    check_variable(tier.api_key_env, path / "api_key_env", 'write api_key_env = "MASTER_KEY"')
     _check_headers(tier, path)
     return tier
 
@@ -241,11 +238,8 @@ def _check_headers(tier: TierSettings, path: SettingPath) -> None:
             hint=f'write headers_env = {{ "{name}" = "TEAM_TOKEN" }}, the name of a variable',
         )
     for name, variable in tier.headers_env.items():
-        if not VARIABLE.fullmatch(variable):
-            raise (path / "headers_env" / name).error(
-                "must be the name of an environment variable",
-                hint=f'write headers_env = {{ "{name}" = "TEAM_TOKEN" }}',
-            )
+        hint = f'write headers_env = {{ "{name}" = "TEAM_TOKEN" }}'
+        check_variable(variable, path / "headers_env" / name, hint)
     if tier.api_key_header is not None and tier.base_url is not None and tier.api_key_env is None:
         raise (path / "api_key_header").error(
             "has no effect without a key", hint='write api_key_env = "MASTER_KEY"'

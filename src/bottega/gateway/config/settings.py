@@ -25,13 +25,7 @@ from bottega.gateway.config.variants import (
     RouterSettings,
     VariantSettings,
 )
-from bottega.knowledge.embedders.names import (
-    ALL_PARTS,
-    BUNDLED,
-    TEXT_ONLY,
-    Part,
-    parts_read,
-)
+from bottega.knowledge.embedders.names import ALL_PARTS, BUNDLED, TEXT_ONLY, Part, parts_read
 from bottega.knowledge.milvus.url import is_milvus_url
 from bottega.openai_api.endpoint import is_loopback
 from bottega.recipes.cache_retrieval import BY_IMAGE

@@ -20,13 +20,13 @@ class TierSettings:
     """[tiers.NAME]: one model. None means a default that depends on the model or on its position
     among the tiers. With `image_urls` its server fetches images by URL. `max_tokens` is the limit
     of a request that has none. If neither sets a limit, `output_tokens` are reserved from a key's
-    budget. `usd_per_hour` is what its servers cost, also while they are idle. With
-    `search = "rcts"`, a tree search selects the demonstrations; its limits per request are
-    `search_calls` completions, `search_tokens` and `search_seconds`. `passages` is a store of
-    passages that `compressor` has compressed for a local model. `drop_fields` are fields of clients
-    that the model does not support. The key is sent as `Authorization: Bearer KEY`, or
-    alone in `api_key_header`. Every request has the `headers`, and those of `headers_env`, which
-    names the environment variables with their values."""
+    budget. `usd_per_hour` is the cost of its servers, used or idle. With `search = "rcts"`, a tree
+    search selects the demonstrations; its limits per request are `search_calls` completions,
+    `search_tokens` and `search_seconds`. `passages` is a store of passages that `compressor` has
+    compressed for a local model. `drop_fields` are fields of clients that the model does not
+    support. The key is sent as `Authorization: Bearer KEY`, or alone in `api_key_header`. Every
+    request has the `headers`, and those of `headers_env`, which names the environment variables
+    with their values."""
 
     name: str
     model: str

@@ -90,7 +90,7 @@ def build(
         gateway_server = _gateway_server(
             config, file.tier_set, tenants, metrics, accounts, ledger, decoding, connect
         )
-        gateway_server.traces = traces
+        _set_traces(gateway_server, traces)
         opened.pop_all()  # from here on the server closes the stores
     gateway = gateway_server.gateway
     if gateway_server.state is not None:
@@ -156,7 +156,7 @@ def build_for_pipeline(
             decoding,
             connect,
         )
-        gateway_server.traces = traces
+        _set_traces(gateway_server, traces)
         gateway_server.gateway.background = NEVER_MATCHES  # a pipeline answers every text
         gateway_server.tracer = pipeline.tracer
         opened.pop_all()
@@ -167,6 +167,13 @@ def build_for_pipeline(
     more = more_routes(gateway_server, None, forget_nothing)
     gateway_server.build_app([*more, *feedback.routes()])
     return gateway_server
+
+
+def _set_traces(gateway_server: GatewayServer, traces: RequestTraces | None) -> None:
+    gateway_server.traces = traces
+    if traces is not None:
+        gateway = gateway_server.gateway
+        gateway.finalizer = replace(gateway.finalizer, failures=traces.recorder)
 
 
 @contextmanager

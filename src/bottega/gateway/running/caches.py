@@ -13,21 +13,12 @@ from functools import cached_property, partial
 import orjson
 
 from bottega._util.locations import StoreLocation
-from bottega.errors import (
-    BottegaError,
-    EmbedderMismatchError,
-    NotFoundError,
-    StoreError,
-)
+from bottega.errors import BottegaError, EmbedderMismatchError, NotFoundError, StoreError
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import ShadowSample
 from bottega.gateway.config.settings import Config, RouteSettings
 from bottega.gateway.config.variants import BY_QUESTION, Retrieve
-from bottega.gateway.decode_budget import (
-    BudgetedExampleWriter,
-    BudgetedRetriever,
-    DecodeBudget,
-)
+from bottega.gateway.decode_budget import BudgetedExampleWriter, BudgetedRetriever, DecodeBudget
 from bottega.gateway.drafts import DraftGenerator
 from bottega.gateway.judging import JUDGE_VERSION
 from bottega.gateway.ports import RequestRecord, Tenant
@@ -44,7 +35,7 @@ from bottega.gateway.running.tiers import TierSet, confidence_fields
 from bottega.gateway.state.gates import SharedGates
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.embedders.names import NOTE, packaged_name
+from bottega.knowledge.embedders.names import IMAGE_ONLY, NOTE, packaged_name, parts_read
 from bottega.knowledge.eviction import EVICTIONS
 from bottega.openai_api.fields import data_url_cache
 from bottega.parsing import FinalAnswerParser, decided_agreement, most_frequent
@@ -99,7 +90,7 @@ def build_router(
 
 log = logging.getLogger(__name__)
 
-FURTHEST = 32  # candidates among which a router looks for one with the same text
+SAME_TEXT_DEPTH = 32  # candidates among which a router looks for one with the same text
 WITHOUT_CANDIDATES = "none"  # retrieval of a sample without candidates
 
 
@@ -143,7 +134,7 @@ class SameTextFilter:
         self._retrieve = retrieve
 
     async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        for depth in (k, FURTHEST):
+        for depth in (k, SAME_TEXT_DEPTH):
             found = await self._retrieve(query, depth)
             same = [one for one in found if one.example.query.text == query.text]
             if same or len(found) < depth:
@@ -296,6 +287,7 @@ class NamespaceOpener:
             best=parts.searches[config.cache.retrieve].best,
             example=partial(_example, parts.base),
             embed=parts.base.embed,
+            can_embed=self._can_embed,
             confidence_fields=confidence_fields(config),
         )
         if not config.shadow.rate:
@@ -319,6 +311,11 @@ class NamespaceOpener:
             ungated=pipeline,
             charge=getattr(pipeline.route, "charge", None),
         )
+
+    def _can_embed(self, query: Query) -> bool:
+        # Methods without parts of their own embed by `cache.embed`, also if they search by words.
+        by_images = parts_read(self.config.cache.embed) == IMAGE_ONLY
+        return bool(query.images) or not by_images or self.retrievals.main.parts is not None
 
     def _search(self, name: Retrieve, search: Retriever) -> SharedRetriever:
         # One search for all: routers, demonstrations, searches and passages.

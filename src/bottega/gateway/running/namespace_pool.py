@@ -31,7 +31,7 @@ class NamespacePool:
         self._limit = limit
         self._opened: OrderedDict[str, asyncio.Future[OpenNamespace]] = OrderedDict()
         self._endings: list[weakref.finalize[..., Tenant]] = []
-        self._turns = FairSemaphore(1, 1)
+        self._turns = FairSemaphore(1)
         self._opener = ThreadPoolExecutor(1, thread_name_prefix="bottega-open")
         self._closer = ThreadPoolExecutor(1, thread_name_prefix="bottega-close")
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -22,11 +22,9 @@ from bottega.gateway.asgi import (
     PROBE_PATHS,
     App,
     ChatEndpoint,
-    allowed_origin,
     endpoints_by_path,
     error_at,
-    preflight_response,
-    readable_by,
+    open_to_pages,
 )
 from bottega.gateway.batches.routes import batch_routes
 from bottega.gateway.batches.runner import BatchRunner
@@ -172,12 +170,11 @@ class Admission:
                     await self._empty.wait()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if origin := allowed_origin(scope, self._origins()):
-            send = readable_by(origin, send)
+        await open_to_pages(self._admit, scope, self._origins())(scope, receive, send)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif origin and scope["method"] == "OPTIONS":
-            await preflight_response(scope)(scope, receive, send)
         elif self.closing and scope["path"] == "/readyz":
             await error_response(CLOSING)(scope, receive, send)
         elif scope["path"] in PROBE_PATHS:

@@ -148,12 +148,7 @@ def key_of(tier: TierSettings, environment: Mapping[str, str], file: str) -> str
     variable = key_variable(tier)
     if variable is None:
         return ""
-    if not environment.get(variable):
-        raise SettingError(
-            f"{file}: the key of tiers.{tier.name} is missing: {variable} is not set",
-            hint=f"export {variable}=... before bottega serve, or set another api_key_env",
-        )
-    return environment[variable].strip()  # the log hides the key as it is sent
+    return _secret(environment, variable, f"{file}: the key of tiers.{tier.name} is missing")
 
 
 def secret_headers(
@@ -162,13 +157,18 @@ def secret_headers(
     """Return the headers whose values are secrets. Raises `SettingError`."""
     headers = {} if tier.api_key_header is None else {tier.api_key_header: key}
     for name, variable in tier.headers_env.items():
-        if not environment.get(variable):
-            raise SettingError(
-                f"{file}: tiers.{tier.name}.headers_env.{name} has no value: {variable} is not set",
-                hint=f"export {variable}=... before bottega serve, or name another variable",
-            )
-        headers[name] = environment[variable].strip()
+        problem = f"{file}: tiers.{tier.name}.headers_env.{name} has no value"
+        headers[name] = _secret(environment, variable, problem)
     return headers
+
+
+def _secret(environment: Mapping[str, str], variable: str, problem: str) -> str:
+    if not environment.get(variable):
+        raise SettingError(
+            f"{problem}: {variable} is not set",
+            hint=f"export {variable}=... before bottega serve, or name another variable",
+        )
+    return environment[variable].strip()  # the log hides the value as it is sent
 
 
 def _served(tier: TierSettings, key: str, hidden: Mapping[str, str], config: Config) -> ServedTier:

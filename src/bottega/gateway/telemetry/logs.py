@@ -264,6 +264,7 @@ class Writer(logging.Handler):
             max_waiting=MAX_WAITING,
             seconds=FLUSH_SECONDS,
             daemon=True,
+            logs_lost=False,  # this would add lines to the full queue
         )
         self.put = self._writer.put
 

@@ -18,6 +18,7 @@ from bottega.knowledge.postgres.insertion import (
     insert_examples,
 )
 from bottega.knowledge.postgres.view_rows import PostgresViewRows, claim_views
+from bottega.knowledge.reader import check_known
 from bottega.knowledge.records import (
     EmbeddedBatch,
     RowMetadata,
@@ -45,6 +46,7 @@ class PostgresRows(PostgresViewRows):
         capacity: Capacity | None = None,
         metadata_by_id: Mapping[str, RowMetadata] | None = None,
         supersede: bool = False,
+        pin: bool = False,
     ) -> int:
         """Store the examples with new ids in one transaction and return their number; see
         `SqliteRows.put`."""
@@ -63,16 +65,18 @@ class PostgresRows(PostgresViewRows):
             numbers = await claim_views(connection, views)
             kept = rows
             if supersede:
-                pinned = await self._pinned_questions(connection, examples)
+                pinned = () if pin else await self._pinned_questions(connection, examples)
                 kept = [row for row in rows if question_digest(row.example) not in pinned]
+                await self._remove_answers(connection, [row.example for row in kept])
             new = await insert_examples(connection, self.namespace, kept, numbers)
             assert new is not None  # this transaction holds the lock and has claimed the views
             self._claimed = given, numbers
             for id, metadata in (metadata_by_id or {}).items():
                 if id in new.keys:
                     await _set_metadata(connection, new.keys[id], metadata)
-            if supersede:
-                await self._remove_superseded(connection, list(new.keys.values()))
+            if pin:
+                pinned_keys = "INSERT INTO kb_uses (key, pinned) SELECT unnest($1::bigint[]), true"
+                await connection.execute(pinned_keys, list(new.keys.values()))
             if new.keys:
                 if capacity is not None:
                     await self._evict(connection, capacity)
@@ -144,6 +148,12 @@ class PostgresRows(PostgresViewRows):
 
     def pin(self, ids: Collection[str], pinned: bool) -> int:
         async def work(connection: Connection) -> int:
+            found = await connection.fetch(
+                "SELECT id FROM kb_examples WHERE namespace = $1 AND id = ANY($2::text[])",
+                self.namespace,
+                list(ids),
+            )
+            check_known(ids, {row["id"] for row in found})
             done = await connection.execute(
                 "INSERT INTO kb_uses (key, pinned) SELECT key, $3 FROM kb_examples"
                 " LEFT JOIN kb_uses AS uses USING (key) WHERE namespace = $1"
@@ -195,16 +205,15 @@ class PostgresRows(PostgresViewRows):
         )
         return {row["question_digest"] for row in found}
 
-    async def _remove_superseded(self, connection: Connection, keys: Sequence[int]) -> None:
-        """Delete the older answers to the questions of these rows."""
-        older = await connection.fetch(
-            "SELECT old.key FROM kb_examples AS old JOIN kb_examples AS new"
-            " USING (namespace, question_digest)"
-            " WHERE namespace = $1 AND new.key = ANY($2::bigint[]) AND old.key < new.key",
+    async def _remove_answers(self, connection: Connection, examples: Sequence[Example]) -> None:
+        """Delete all answers to the questions of these examples."""
+        found = await connection.fetch(
+            "SELECT key FROM kb_examples"
+            " WHERE namespace = $1 AND question_digest = ANY($2::text[])",
             self.namespace,
-            keys,
+            [question_digest(example) for example in examples],
         )
-        await _remove(connection, [row["key"] for row in older])
+        await _remove(connection, [row["key"] for row in found])
 
     async def _evict(self, connection: Connection, capacity: Capacity) -> None:
         """Delete rows above the capacity. This precedes the commit, so no reader sees more rows."""
