@@ -24,6 +24,7 @@ from bottega.gateway import chat, rejections
 from bottega.gateway.image_fetcher import ImageFetcher
 from bottega.gateway.running import build
 from bottega.gateway.telemetry import logs
+from bottega.knowledge import search
 from bottega.openai_api import fields
 
 LOOPBACK = "127.0.0.1"
@@ -36,6 +37,7 @@ def lower_bounds() -> None:
     fields.KEEP_ENCODED = 256 << 10
     rejections.MAX_REMEMBERED = 500
     logs.CACHED_TEXTS = 64
+    search.MAX_DELETED = 20  # deleted examples that each open knowledge base may keep
     chat.lru_cache = lambda bound: functools.lru_cache(min(bound, 128))  # type: ignore[assignment,attr-defined]
 
 

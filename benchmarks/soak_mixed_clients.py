@@ -45,6 +45,7 @@ SAMPLING = (
 PAUSE = 0.6
 """Mean seconds between two actions of a client."""
 BATCH_LINES = 5
+LOGINS = 5
 BATCH_ENDPOINTS = (*("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/embeddings"),)
 PAGES = (
     *("overview?period=24h", "overview?period=30d", "requests", "requests?text=case%2077"),
@@ -319,11 +320,21 @@ class MixedClient:
     async def _open(self, page: str) -> None:
         if not self._cookie or self.rng.random() < 0.05:
             await self._log_in()
+        status, text = await self._page(page)
+        for _ in range(LOGINS):
+            if status != 303:
+                break
+            # Another client of this key has logged out, which ends all sessions of the key.
+            self._cookie = ""
+            await self._log_in()
+            status, text = await self._page(page)
+        if status != 200 or "</html>" not in text:
+            self.known.is_wrong("console page", page, status, text)
+
+    async def _page(self, page: str) -> tuple[int, str]:
         url, headers = f"{self.url}/ui/{page}", {"cookie": self._cookie}
         async with self.session.get(url, headers=headers, allow_redirects=False) as response:
-            text = await response.text()
-            if response.status != 200 or "</html>" not in text:
-                self.known.is_wrong("console page", url, response.status, text)
+            return response.status, await response.text()
 
     async def _log_in(self) -> None:
         headers = {"origin": self.url, "content-type": "application/x-www-form-urlencoded"}
