@@ -47,6 +47,8 @@ KEEP_ALIVE_SECONDS = 4.0
 STREAM_HEADERS = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
 # The end of the response comes with or right after `[DONE]`; the connection can serve again then.
 DRAIN_SECONDS = 0.1
+# The usage and `[DONE]` come right after the last finish reason. Some servers then never close.
+END_SECONDS = 2.0
 UNREACHABLE_HINT = "start the server there, or set another address: OPENAI_BASE_URL (or base_url=)"
 ADDRESS_HINT = "check the network and the address: OPENAI_BASE_URL (or base_url=)"
 # Beginnings of bodies that are no stream of events, whatever their content type says.
@@ -202,6 +204,7 @@ class StreamedResponse:
     def __init__(self, timeout: float, where: str, to_error: ToError) -> None:
         self._timeout, self._where, self._to_error = timeout, where, to_error
         self._response: aiohttp.ClientResponse | None = None
+        self._end_by: float | None = None
 
     async def request(self, session: aiohttp.ClientSession, url: URL, body: bytes) -> None:
         """Send the request. Raises the error of a status other than 2xx."""
@@ -233,6 +236,8 @@ class StreamedResponse:
         while piece:
             received += len(piece)
             if received > MAX_REPLY_MB << 20:
+                if progress.is_complete:
+                    break
                 raise _too_long(self._where)
             for payload in progress.feed(piece):
                 yield payload
@@ -263,10 +268,13 @@ class StreamedResponse:
 
     async def _piece(self, progress: StreamProgress) -> bytes:
         """Return some bytes, none at the end. Once all choices have ended only the usage can be
-        missing: a failure then ends the stream."""
+        missing: a failure or `END_SECONDS` then end the stream."""
         assert self._response is not None
+        if progress.is_complete and self._end_by is None:
+            self._end_by = asyncio.get_running_loop().time() + END_SECONDS
         try:
-            return await self._response.content.readany()
+            async with asyncio.timeout_at(self._end_by):
+                return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
             if progress.is_complete:
                 return b""
