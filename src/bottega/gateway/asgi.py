@@ -163,12 +163,12 @@ class ChatEndpoint:
         started = False
         work = asyncio.current_task()
         assert work is not None
-        sender = ReplySender(send, record, self.keep_alive)
+        receiver = self.bodies.receiver(headers.get("content-length"), receive)
+        sender = ReplySender(receiver.lingering(send), record, self.keep_alive)
         watched = WatchedRequest(work, receive, sender, self.keep_alive_seconds)
         record.has_left = lambda: watched.has_left
 
         async def body() -> bytes:
-            receiver = self.bodies.receiver(headers.get("content-length"), receive)
             try:
                 raw = await _body(headers, receiver, self.limits)
             finally:
@@ -477,7 +477,7 @@ class App:
         length = dict(scope["headers"]).get(b"content-length", b"").decode("latin-1")
         receiver = self.bodies.receiver(length, receive)
         try:
-            await self._rest(scope, receiver, send)
+            await self._rest(scope, receiver, receiver.lingering(send))
         finally:
             receiver.release()  # forms are kept in files until the reply
 
