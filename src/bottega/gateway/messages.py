@@ -107,14 +107,15 @@ def _message_body(payload: bytes, record: RequestRecord) -> bytes:
     choice = completion["choices"][0]
     message = choice["message"]
     text = _message_text(message)
-    calls = [_ToolCall.of(one) for one in calls_of(message) if isinstance(one, dict)]
+    calls = [_ToolCall.of(one) for one in calls_of(message)]
     content = [_text_block(text)] if text or not calls else []
     content += [call.block(record, number) for number, call in enumerate(calls)]
     ended = {
         "stop_reason": _stop_reason(choice.get("finish_reason"), bool(calls), message),
         "usage": _usage(completion.get("usage")),
     }
-    return orjson.dumps(_message(record, str(completion.get("model")), content) | ended)
+    model = str(completion.get("model") or record.model)
+    return orjson.dumps(_message(record, model, content) | ended)
 
 
 def _message_text(message: Mapping[str, Any]) -> str:
@@ -161,10 +162,12 @@ class _ToolCall:
         return cls(call.get("id"), function.get("name"), call_arguments(function.get("arguments")))
 
     def block(self, record: RequestRecord, number: int) -> Block:
-        """Return the complete call. Arguments that are no JSON object are passed on as a text."""
+        """Return the complete call. Arguments that are no JSON object are passed on as a text, as
+        are those with brackets nested deeper than orjson encodes."""
         try:
             given = orjson.loads(self.arguments or "{}")
-        except orjson.JSONDecodeError:
+            orjson.dumps({"content": [{"input": {"arguments": given}}]})
+        except (orjson.JSONDecodeError, orjson.JSONEncodeError):
             given = self.arguments
         given = given if isinstance(given, dict) else {"arguments": given}
         return self.head(record, number) | {"input": given}
