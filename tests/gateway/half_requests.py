@@ -22,6 +22,11 @@ def begin(
     return client
 
 
+def send_chunk(client: socket.socket, piece: bytes) -> None:
+    """Send a piece of a chunked body; an empty one ends it."""
+    client.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+
 def reply(client: socket.socket) -> tuple[int, str]:
     """Read until the gateway closes the connection. Return status and body."""
     received = b""

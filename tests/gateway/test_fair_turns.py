@@ -21,7 +21,7 @@ from bottega.gateway.decode_budget import BodyBudget
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
-from tests.gateway.half_requests import begin, reply
+from tests.gateway.half_requests import begin, reply, send_chunk
 from tests.server import Server, ok, running
 
 MB = 1 << 20
@@ -178,3 +178,45 @@ def test_chunked_bodies_count_as_they_arrive(endpoint: Server, tmp_path: Path) -
         with one.begin("/v1/files", "greedy", part, None):
             until(lambda: one.bodies.bytes.free == 2 * MB)
         until(lambda: one.bodies.bytes.free == 4 * MB)
+
+
+def test_growing_bodies_never_wait_for_each_other(endpoint: Server, tmp_path: Path) -> None:
+    with gateway(tmp_path, endpoint, BUDGET) as one, ExitStack() as opened:
+        one.bodies.wait_seconds = 600.0
+        begun = FILE_PART[:-4] + b"x" * (MB + MB // 2)
+        first, second = (
+            opened.enter_context(one.begin("/v1/files", who, begun, None))
+            for who in ("greedy", "other")
+        )
+        until(lambda: one.bodies.bytes.free == 0)
+        send_chunk(first, b"x" * MB)
+        until(lambda: one.bodies.bytes.free == 2 * MB)  # the reply waits for the rest
+        large = question("x" * 200_000)
+        assert reply(one.begin(CHAT, "admin", large, len(large)))[0] == 200
+        send_chunk(second, b"x" * MB)
+        send_chunk(second, b"\r\n" + PURPOSE_PART)
+        send_chunk(second, b"")
+        assert reply(second)[0] == 200
+        for _ in range(8):
+            send_chunk(first, b"x" * MB)
+        send_chunk(first, b"")
+        status, body = reply(first)
+        assert status == 503 and "receiving_busy" in body
+        until(lambda: one.bodies.bytes.free == 4 * MB)
+
+
+@pytest.mark.parametrize("path", ["/v1/files", CHAT])
+@pytest.mark.parametrize("is_chunked", [True, False])
+def test_clients_read_why_their_body_is_refused(
+    endpoint: Server, tmp_path: Path, path: str, is_chunked: bool
+) -> None:
+    part = FILE_PART[:-4] if path == "/v1/files" else b'{"model": "'
+    with gateway(tmp_path, endpoint, BUDGET) as one, ExitStack() as stalled:
+        for who in ("greedy", "other"):
+            begun = FILE_PART + b"x" * (MB + MB // 2)
+            stalled.enter_context(one.begin("/v1/files", who, begun, None))
+        until(lambda: one.bodies.bytes.free == 0)
+        one.bodies.wait_seconds = 0.1
+        whole = part + b"x" * (8 * MB)
+        status, body = reply(one.begin(path, "admin", whole, None if is_chunked else len(whole)))
+        assert status == 503 and "receiving_busy" in body

@@ -111,6 +111,30 @@ async def test_complete_answer_may_end_in_many_ways(endpoint: Server, sent: Answ
     assert await streamed(upstream(endpoint, retries=0)) == CHUNKS
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [
+        [40.0],
+        [b": alive\n\n", 0.01] * 2000,
+        [b"data: " + b"x" * 500_000],
+        [b"data: {}\n\n" * 100_000] * 3,
+        [b"data: " + b"x" * 500_000 + b"\n\n", 40.0],
+    ],
+    ids=["nothing", "comments", "large event", "many events", "large event, nothing"],
+)
+async def test_what_follows_a_complete_answer_changes_nothing(
+    endpoint: Server, rest: list[bytes | float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bottega.openai_api.transport.END_SECONDS", 0.1)
+    monkeypatch.setattr("bottega.openai_api.transport.MAX_REPLY_MB", 1)
+    monkeypatch.setattr("bottega.openai_api.streams.MAX_EVENT", 1 << 17)
+    endpoint.answers = [events(lines(*CHUNKS, done=False), *rest), ok("the slot is free")]
+    target = upstream(endpoint, retries=0, concurrency=1, timeout=30.0)
+    async with aclosing(target.stream(BODY)) as stream:
+        assert [orjson.loads(payload) async for payload in stream] == CHUNKS
+    await completed(target)
+
+
 async def test_unfinished_choice_raises(endpoint: Server) -> None:
     endpoint.answers = [events(lines(chunk("a"), chunk(finish="stop"), done=False))]
     with pytest.raises(ServerFailedError, match="cut"):
@@ -220,6 +244,7 @@ BREAKS: dict[str, tuple[bytes, str]] = {
     "garbage": (b"data: {oops\n\n", ""),
     "cut": (b"", "abort"),
     "end": (b"", ""),
+    "done": (b"data: [DONE]\n\n", ""),
 }
 
 

@@ -319,3 +319,24 @@ def messages_text(server: Harness) -> str:
         real.messages.stream(model="bottega", max_tokens=9, messages=TURNS) as found,  # type: ignore[arg-type]
     ):
         return found.get_final_text()
+
+
+@pytest.mark.parametrize("last", [b"", b"data: an error\n\n"])
+async def test_nothing_follows_the_end(last: bytes) -> None:
+    sent, entered, may_send = list[Any](), asyncio.Event(), asyncio.Event()
+
+    async def send(message: Any) -> None:
+        if message.get("body") == COMMENT:
+            entered.set()
+            await may_send.wait()
+        sent.append(message)
+
+    sender = asgi.ReplySender(send, RequestRecord("req_1", wants_stream=True), COMMENT)
+    kept = asyncio.create_task(sender.keep_alive())
+    await entered.wait()
+    ends = [asyncio.create_task(sender.end(one)) for one in (last, b"data: too late\n\n")]
+    await asyncio.sleep(0)
+    may_send.set()
+    await asyncio.gather(kept, *ends)
+    await sender.keep_alive()
+    assert [one["body"] for one in sent[1:]] == [COMMENT, last]

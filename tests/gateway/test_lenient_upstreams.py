@@ -11,8 +11,10 @@ import pytest
 
 from bottega.gateway.running.build import build
 from tests.gateway.gateways import ENVIRONMENT, gateway_config, run_gateway
-from tests.gateway.harness import client
-from tests.server import Server, raw
+from tests.gateway.harness import client, harness
+from tests.gateway.test_keep_alive import APIS, ENDS, ERRORS, stream
+from tests.gateway.upstreams import CHUNKS, events, lines, upstream
+from tests.server import Answer, Server, raw, reply
 
 EVENTS, JSON = "text/event-stream", "application/json"
 
@@ -96,3 +98,103 @@ def test_long_response_headers_are_read(endpoint: Server, pair: Any) -> None:
     headers = {"x-routing": "y" * 10_240}
     endpoint.answers = [raw(WHOLE["not a number"], kind=JSON, headers=headers)]
     assert ask(pair[1], 1).choices[0].message.content == "fine"
+
+
+def message(**fields: Any) -> Answer:
+    """Return a reply without the model's name."""
+    choice = {"index": 0, "message": {"role": "assistant", **fields}, "finish_reason": "stop"}
+    return reply({"id": "x", "object": "chat.completion", "choices": [choice]})
+
+
+def calling(arguments: str) -> list[Any]:
+    return [{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+
+
+ODD_CALLS: dict[str, dict[str, Any]] = {
+    "number": {"tool_calls": 5},
+    "object": {"tool_calls": {"index": 0}},
+    "list of numbers": {"tool_calls": [5, None]},
+    "function is text": {"function_call": "f"},
+    "text, beside a function": {"tool_calls": "f", "function_call": {"name": "f"}},
+    "deep list": {"tool_calls": calling("[" * 600 + "]" * 600)},
+    "deep within a message": {"tool_calls": calling("[" * 252 + "]" * 252)},
+    "deep object": {"tool_calls": calling('{"a":' * 600 + "1" + "}" * 600)},
+    "too deep to parse": {"tool_calls": calling("[" * 5000 + "]" * 5000)},
+}
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize("name", ODD_CALLS)
+def test_odd_tool_calls_are_answered(
+    endpoint: Server, tmp_path: Path, name: str, path: str, is_stream: bool
+) -> None:
+    fields = {"content": "fine", **ODD_CALLS[name]}
+    piece = {"choices": [{"index": 0, "delta": fields, "finish_reason": None}]}
+    sent = events(lines(piece, CHUNKS[2])) if is_stream else message(**fields)
+    endpoint.answers = [sent]
+    with (
+        harness(tmp_path, apprentice=upstream(endpoint, retries=0)) as server,
+        stream(server, path, stream=is_stream) as response,
+    ):
+        found = response.read().decode()
+        assert (response.status, server.wait(1).state) == (200, "answered")
+    assert "fine" in found and (not is_stream or ENDS[path] in found)
+    if path == "messages" and "deep" in name and not is_stream:
+        arguments = fields["tool_calls"][0]["function"]["arguments"]
+        assert orjson.loads(found)["content"][-1]["input"] == {"arguments": arguments}
+
+
+@pytest.mark.parametrize("path", ["messages", "responses", "completions"])
+def test_model_has_a_name(endpoint: Server, tmp_path: Path, path: str) -> None:
+    endpoint.answers = [message(content="fine")]
+    with (
+        harness(tmp_path, apprentice=upstream(endpoint)) as server,
+        stream(server, path, stream=False) as response,
+    ):
+        assert orjson.loads(response.read())["model"] == "m"
+
+
+FAULTS = {
+    "chat/completions": "bottega.gateway.chat.from_chunks",
+    "responses": "bottega.gateway.responses.ResponseEvents.end",
+    "messages": "bottega.gateway.messages.MessageEvents.end",
+    "completions": "bottega.gateway.completions._CompletionEvents.end",
+}
+
+
+@pytest.mark.parametrize("path", FAULTS)
+def test_fault_within_a_stream_is_an_event(
+    endpoint: Server, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Any:
+        raise TypeError("a fault of the gateway")
+
+    monkeypatch.setattr(FAULTS[path], fail)
+    endpoint.answers = [events(lines(*CHUNKS))]
+    with (
+        harness(tmp_path, apprentice=upstream(endpoint)) as server,
+        stream(server, path) as response,
+    ):
+        found = response.read().decode()
+        record = server.wait(1)
+    assert (record.state, record.status, record.reason) == ("failed", 500, "TypeError")
+    error = ERRORS[path].replace("the model of this gateway failed", "the gateway failed; see")
+    assert error.removesuffix('"') in found and ENDS[path] not in found
+
+
+@pytest.mark.parametrize("path", ["responses", "messages", "completions"])
+def test_fault_before_a_stream_has_its_status(
+    endpoint: Server, tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Any:
+        raise TypeError("a fault of the gateway")
+
+    monkeypatch.setattr(FAULTS[path].removesuffix("end") + "take", fail)
+    endpoint.answers = [events(lines(*CHUNKS))]
+    with (
+        harness(tmp_path, apprentice=upstream(endpoint)) as server,
+        stream(server, path) as response,
+    ):
+        error = orjson.loads(response.read())["error"]
+        assert (response.status, error["message"]) == (500, "the gateway failed; see its log")

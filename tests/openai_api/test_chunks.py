@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.errors import GarbledError, ServerFailedError
+from bottega.errors import EndpointError, GarbledError, ServerFailedError
 from bottega.gateway.response_cache import is_repeatable
 from bottega.openai_api.streams import (
     CHARACTERS_PER_TOKEN,
     DONE_EVENT,
+    StreamProgress,
     count_tokens,
     from_chunks,
     reported_usage,
@@ -301,3 +302,39 @@ def test_joining_log_probabilities_takes_linear_time() -> None:
     short = min(seconds_to_join(1000) for _ in range(3))
     long = min(seconds_to_join(8000) for _ in range(3))
     assert long < 0.05 + 24 * short  # linear: 8 times, quadratic: 64 times
+
+
+HALF = "\\ud83d"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ['{"content":"aHALF"}', '{}, "finish_reason":"stop"'],
+        ['{"content":"aHALF"}', 'null, "finish_reason":"stop"'],
+        ['{"content":"aHALF"}, "finish_reason":"stop"'],
+        ['{"content":"aHALF"}', '{"content":""}, "finish_reason":"stop"'],
+        ['{"content":"aHALF"}'],
+        ['{"tool_calls":[{"index":1,"function":{"name":"f","arguments":"aHALF"}}]}'],
+        ['{"tool_calls":[{"function":{"name":"f","arguments":"aHALF"}}]}', "{}"],
+    ],
+)
+def test_half_a_character_at_the_end_is_replaced(pieces: list[str]) -> None:
+    sent = [
+        f'{{"choices":[{{"index":0,"delta":{piece.replace("HALF", HALF)}}}]}}' for piece in pieces
+    ]
+    progress = StreamProgress("x", lambda *_: EndpointError("no", hint=""), 1)
+    events = b"".join(to_event(one.encode()) for one in sent) + DONE_EVENT
+    whole = from_chunks([*progress.feed(events), *progress.end()])
+    message = orjson.loads(whole.payload)["choices"][0]["message"]
+    calls = message.get("tool_calls")
+    assert (calls[0]["function"]["arguments"] if calls else message["content"]) == "a\ufffd"
+
+
+def test_added_end_looks_like_the_other_chunks() -> None:
+    head = {"id": "c1", "object": "chat.completion.chunk", "created": 7, "model": "m"}
+    sent = {**head, "choices": [{"index": 0, "delta": {"content": "a"}}]}
+    progress = StreamProgress("x", lambda *_: EndpointError("no", hint=""), 1)
+    chunks = [*progress.feed(to_event(orjson.dumps(sent)) + DONE_EVENT), *progress.end()]
+    added = orjson.loads(chunks[-1])
+    assert added == {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}

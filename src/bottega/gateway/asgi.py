@@ -174,16 +174,18 @@ class ChatEndpoint:
     async def _respond(
         self, record: RequestRecord, headers: Mapping[str, str], receive: Receive, send: Send
     ) -> None:
-        started = False
         work = asyncio.current_task()
         assert work is not None
-        sender = ReplySender(send, record, self.keep_alive)
+        receiver = self.bodies.receiver(headers.get("content-length"), receive)
+        sender = ReplySender(receiver.lingering(send), record, self.keep_alive)
         watched = WatchedRequest(work, receive, sender, self.keep_alive_seconds)
         record.has_left = lambda: watched.has_left
 
         async def body() -> bytes:
-            with self.bodies.receiver(headers.get("content-length"), receive) as receiver:
+            try:
                 raw = await _body(headers, receiver, self.limits)
+            finally:
+                receiver.release()
             self.watch.begin(watched)
             return raw
 
@@ -191,7 +193,6 @@ class ChatEndpoint:
             reply = await self.answer(record, headers, body)
             if watched.has_left and reply.events is None:
                 raise _DisconnectedError  # the upstream call was finished only to learn its cost
-            started = True
             await sender.send(reply)
         except _DisconnectedError:
             record.state, record.status, record.reason = "failed", CLIENT_LEFT, "client left"
@@ -208,9 +209,12 @@ class ChatEndpoint:
                     await sender.send(Reply(CLOSING.headers, self.error_body(CLOSING)))
         except Exception as error:
             api_error = note_failure(record, error)
-            if started or record.streamed:
-                raise  # the status is sent: uvicorn closes the connection
-            await sender.send(Reply(api_error.headers, self.error_body(api_error)))
+            if sender.has_ended:
+                raise  # uvicorn closes the connection
+            if record.streamed:
+                await sender.end(self.error_event(api_error))
+            else:
+                await sender.send(Reply(api_error.headers, self.error_body(api_error)))
         finally:
             self.watch.end(watched)
             self.on_end(record)
@@ -254,18 +258,18 @@ class ReplySender:
     """Sender of the reply to one request, and of keep-alives while its stream is silent. `last` is
     the moment of the last event, on the clock of `perf_counter`."""
 
-    __slots__ = ("_has_ended", "_keep_alive", "_record", "_send", "_starting", "last")
+    __slots__ = ("_keep_alive", "_record", "_send", "_starting", "has_ended", "last")
 
     def __init__(self, send: Send, record: RequestRecord, keep_alive: bytes) -> None:
         self._send, self._record, self._keep_alive = send, record, keep_alive
-        self._starting = asyncio.Lock()  # a keep-alive and the reply may begin at the same time
-        self._has_ended = False
+        self._starting = asyncio.Lock()  # a keep-alive may come when the reply begins or ends
+        self.has_ended = False
         self.last = 0.0
 
     async def send(self, reply: Reply) -> None:
         """Send a whole reply. Headers that come after a keep-alive are sent as a comment."""
         if reply.events is None:
-            self._has_ended = True
+            self.has_ended = True
             length = b"content-length", str(len(reply.payload)).encode()
             await self._start(reply.headers, JSON, length)
             await self._send({"type": "http.response.body", "body": reply.payload})
@@ -289,7 +293,7 @@ class ReplySender:
         if not self._record.wants_stream:
             return
         async with self._starting:
-            if self._has_ended:
+            if self.has_ended:
                 return
             if not self._record.streamed:
                 route = self._record.route
@@ -325,8 +329,11 @@ class ReplySender:
 
     async def end(self, event: bytes = b"") -> None:
         """End a stream, after a last event if given."""
-        self._has_ended = True
-        await self._send({"type": "http.response.body", "body": event})
+        async with self._starting:
+            if self.has_ended:
+                return
+            self.has_ended = True
+            await self._send({"type": "http.response.body", "body": event})
 
 
 def endpoints_by_path(gateway: Gateway, chat_endpoint: ChatEndpoint) -> dict[str, ChatEndpoint]:
@@ -453,8 +460,11 @@ class App:
             await endpoint(scope, receive, send)
             return
         length = dict(scope["headers"]).get(b"content-length", b"").decode("latin-1")
-        with self.bodies.receiver(length, receive) as receiver:
-            await self._rest(scope, receiver, send)  # forms are kept in files until the reply
+        receiver = self.bodies.receiver(length, receive)
+        try:
+            await self._rest(scope, receiver, receiver.lingering(send))
+        finally:
+            receiver.release()  # forms are kept in files until the reply
 
     def _check(self, scope: Scope) -> None:
         """Check the host name, and on the metrics port the path. Raises `ApiError`."""

@@ -83,7 +83,7 @@ def _completion(
         "id": f"cmpl-{record.request_id.removeprefix('req_')}",
         "object": "text_completion",
         "created": chat.get("created") or int(record.begun),
-        "model": chat.get("model"),
+        "model": chat.get("model") or record.model,
         "choices": [
             {
                 "index": choice.get("index", 0),

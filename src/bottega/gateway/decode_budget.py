@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterator, MutableMapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, TypeVar
 
 from bottega._util.caching import FairSemaphore
-from bottega.gateway.ports import ExampleWriter, Receive
+from bottega.gateway.ports import ExampleWriter, Receive, Send
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
 from bottega.pixels import DecodeCost
@@ -36,6 +36,8 @@ WAIT_SECONDS = 10.0
 RECEIVED_BYTES = 512 * MB
 # Bodies of at most this size never wait: gateway.max_concurrent bounds them well enough.
 SMALL_BODY = 64 * 1024
+# The rest of a refused body is awaited so long after its last byte.
+LINGER_SECONDS = 1.0
 # A body may take so long, and a second more for each of these bytes.
 BODY_SECONDS, BODY_BYTES_PER_SECOND = 120.0, 64 * 1024
 
@@ -175,18 +177,11 @@ class BodyBudget:
         quarter = max_bytes // 4
         self.bytes = FairSemaphore(max_bytes, reserved=quarter, share=quarter)
 
-    @contextmanager
-    def receiver(self, content_length: str | None, receive: Receive) -> Iterator[BodyReceiver]:
-        """Yield `receive` within the limits of the budget; at the end of the block its bytes are no
-        longer kept. Nothing is reserved before its first call, which so must come after the check
-        of the key."""
+    def receiver(self, content_length: str | None, receive: Receive) -> BodyReceiver:
+        """Return `receive` within the limits of the budget, until it is released. Nothing is
+        reserved before its first call, which so must come after the check of the key."""
         length = content_length or ""
-        receiver = BodyReceiver(self, int(length[:20]) if length.isdecimal() else 0, receive)
-        try:
-            yield receiver
-        finally:
-            for need, client in receiver.held:
-                self.bytes.release(need, client)
+        return BodyReceiver(self, int(length[:20]) if length.isdecimal() else 0, receive)
 
 
 class BodyReceiver:
@@ -195,7 +190,8 @@ class BodyReceiver:
     def __init__(self, budget: BodyBudget, length: int, receive: Receive) -> None:
         self._budget, self._length, self._receive = budget, length, receive
         self._received, self._deadline, self._is_complete = 0, 0.0, False
-        self.held: list[tuple[int, str]] = []
+        self._refusal: ApiError | None = None
+        self._held: list[tuple[int, str]] = []
 
     async def __call__(self) -> MutableMapping[str, Any]:
         if self._is_complete:  # what follows is the disconnect
@@ -226,19 +222,52 @@ class BodyReceiver:
                 hint="send it without pauses, or in smaller requests",
             ) from None
 
+    def lingering(self, send: Send) -> Send:
+        """Return a `send` that reads the rest of a refused body before it ends the response. A
+        connection that is closed with unread bytes is reset, and the client loses the response."""
+
+        async def send_lingering(message: Any) -> None:
+            is_last = message["type"] == "http.response.body" and not message.get("more_body")
+            if self._refusal is None or not is_last:
+                await send(message)
+                return
+            await send({**message, "more_body": True})
+            self._refusal.__traceback__ = None  # its frames keep what was received
+            self.release()
+            await self._discard()
+            await send({"type": "http.response.body"})
+
+        return send_lingering
+
+    async def _discard(self) -> None:
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + self._budget.stalled_seconds
+        with suppress(TimeoutError):
+            while not self._is_complete:
+                async with asyncio.timeout_at(min(latest, loop.time() + LINGER_SECONDS)):
+                    self._is_complete = not (await self._receive()).get("more_body")
+
+    def release(self) -> None:
+        for need, client in self._held:
+            self._budget.bytes.release(need, client)
+        self._held.clear()
+
     async def _reserve(self) -> None:
-        """Reserve the length, and of a body without one a megabyte at a time."""
-        lane, reserved = self._budget.bytes, sum(need for need, _ in self.held)
+        """Reserve the length, and of a body without one a megabyte at a time. Only the first
+        megabyte waits: bodies that hold some and wait for more could wait for each other."""
+        lane, reserved = self._budget.bytes, sum(need for need, _ in self._held)
         wanted = self._length or (self._received // MB + 1) * MB
         most = lane.room - lane.reserved  # a longer body must leave room for other clients, too
         if (need := min(wanted, most) - reserved) > 0:
+            seconds = 0.0 if self._held else self._budget.wait_seconds
             try:
-                self.held.append((need, await lane.acquire(need, self._budget.wait_seconds)))
+                self._held.append((need, await lane.acquire(need, seconds)))
             except TimeoutError:
-                raise ApiError(
+                self._refusal = ApiError(
                     "the gateway is receiving too many large bodies",
                     status=503,
                     code="receiving_busy",
                     headers={"retry-after": "2"},
                     hint="try again in a moment, or send fewer large requests at a time",
-                ) from None
+                )
+                raise self._refusal from None

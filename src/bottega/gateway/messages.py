@@ -114,7 +114,8 @@ def _message_body(payload: bytes, record: RequestRecord) -> bytes:
         "stop_reason": _stop_reason(choice.get("finish_reason"), bool(calls), message),
         "usage": _usage(completion.get("usage")),
     }
-    return orjson.dumps(_message(record, str(completion.get("model")), content) | ended)
+    model = str(completion.get("model") or record.model)
+    return orjson.dumps(_message(record, model, content) | ended)
 
 
 def _message_text(message: Mapping[str, Any]) -> str:
@@ -149,13 +150,15 @@ def _usage(usage: object) -> Block:
 
 def _tool_use(call: Mapping[str, object], record: RequestRecord, number: int) -> Block:
     """Return the block of a complete call; its id and name come from the upstream. Arguments that
-    are no JSON object are passed on as a text."""
+    are no JSON object are passed on as a text, as are those with brackets nested deeper than orjson
+    encodes."""
     function = object_field(call, "function")
     id, name = call.get("id"), function.get("name")
     arguments = call_arguments(function.get("arguments"))
     try:
         given = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
+        orjson.dumps({"content": [{"input": {"arguments": given}}]})
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         given = arguments
     generated_id = f"toolu_{record.request_id.removeprefix('req_')}{number:02d}"
     return {

@@ -133,7 +133,7 @@ class _Call:
         }
 
 
-def _response_body(payload: bytes, template: ResponseTemplate) -> bytes:
+def _response_body(payload: bytes, template: ResponseTemplate, model: str) -> bytes:
     completion: dict[str, Any] = orjson.loads(payload)
     choice = completion["choices"][0]
     message, finish = choice["message"], choice.get("finish_reason")
@@ -147,8 +147,8 @@ def _response_body(payload: bytes, template: ResponseTemplate) -> bytes:
         item = _Call(template.key, len(output), call.get("id"), function.get("name"))
         item.arguments = call_arguments(function.get("arguments"))
         output.append(item.item(status))
-    model, usage = completion.get("model"), completion.get("usage")
-    return orjson.dumps(template.ended(str(model), finish, output, usage))
+    model, usage = str(completion.get("model") or model), completion.get("usage")
+    return orjson.dumps(template.ended(model, finish, output, usage))
 
 
 def _incomplete_reason(finish: object) -> str | None:
@@ -366,7 +366,9 @@ def responses_endpoint(
     return TranslatedEndpoint(
         chat,
         translated,
-        lambda payload, record, request: _response_body(payload, _template(record, request)),
+        lambda payload, record, request: _response_body(
+            payload, _template(record, request), record.model
+        ),
         lambda record, request: ResponseEvents(_template(record, request), record.model),
         FieldNames(NAMES, "input", "Responses reference"),
         None if store is None else keep,

@@ -9,6 +9,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import orjson
 
+from bottega.gateway.errors import note_failure
 from bottega.gateway.ports import Answer, ReadBody, Reply, RequestRecord
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import JSON_NAMES, require, wrong_type
@@ -82,9 +83,10 @@ def first_choice(chunk: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the tool calls of a message, or of a piece of it; the deprecated `function_call` is
-    one."""
-    function = message.get("function_call")
-    calls = message.get("tool_calls") or ([{"index": 0, "function": function}] if function else [])
+    one. Anything else that a server sends there is skipped."""
+    calls, function = message.get("tool_calls"), message.get("function_call")
+    if not (calls and isinstance(calls, list)):
+        calls = [{"index": 0, "function": function}] if isinstance(function, dict) else []
     return [call for call in calls if isinstance(call, dict)]
 
 
@@ -224,5 +226,11 @@ class TranslatedEndpoint(Generic[TranslationT]):
                     failed = isinstance(data.get("error"), dict)
                     for event in events.fail(data["error"]) if failed else events.take(data):
                         yield event
+        except Exception as error:
+            if not record.streamed:
+                raise  # the client gets the status
+            failure = note_failure(record, error)
+            for event in events.fail(orjson.loads(failure.body)["error"]):
+                yield event
         finally:
             await chunks.aclose()

@@ -31,6 +31,8 @@ CHARACTERS_PER_TOKEN = 3.5
 # Sent complete, by some servers in every chunk; all other text comes in pieces.
 COMPLETE_FIELDS = {"role", "type", "id", "name", "finish_reason"}
 WHERE = "the model"
+# Fields that all chunks of a stream share.
+HEAD = ("id", "object", "created", "model")
 # Up to this mean length in characters, each chunk of a stream counts as one token.
 MAX_TOKEN_CHARACTERS = 8
 # Returns the error for an HTTP status, the JSON of the error and the headers.
@@ -264,6 +266,7 @@ DONE_EVENT = b"data: [DONE]\n\n"
 MAX_EVENT = 8 << 20
 LINE_OVERHEAD = 64
 MAX_PIECE = 64 << 10  # of bytes that are read at once
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def to_event(payload: bytes) -> bytes:
@@ -345,6 +348,7 @@ class StreamProgress:
         # First halves of surrogate pairs, by the text whose next piece has the second.
         self._halves: dict[tuple[object, ...], str] = {}
         self._held: list[bytes] = []
+        self._last: JSONObject = {}
         self._has_begun = self.is_done = False
 
     @property
@@ -355,24 +359,33 @@ class StreamProgress:
         """Yield the chunks that these bytes complete, as valid JSON; other events, such as pings,
         have none. Raises the error that an event reports, `GarbledError` if it is no chunk."""
         for start in range(0, len(data), MAX_PIECE):
-            yield from self._take(self._events.feed(data[start : start + MAX_PIECE]))
+            try:
+                events = self._events.feed(data[start : start + MAX_PIECE])
+            except GarbledError:
+                if not self.is_complete:
+                    raise
+                return
+            yield from self._take(events)
 
     def end(self) -> Iterator[bytes]:
         """Yield the chunks that are missing after the last bytes. Raises `ServerFailedError` if the
-        answer is incomplete. A server that sends `[DONE]` may have sent fewer choices than
-        requested, or no finish reason: a chunk then says that the answer may be cut off, so that it
-        is neither stored nor repeated."""
+        answer is incomplete or empty. A server that sends `[DONE]` after some content may have sent
+        fewer choices than requested, or no finish reason: a chunk then says that the answer may be
+        cut off, so that it is neither stored nor repeated."""
         with suppress(GarbledError):  # no empty line ended the last event: it may be incomplete
             yield from self._take(self._events.end())
-        if not (self.is_complete or (self.is_done and self._seen)):
+        if not (self.is_complete or (self.is_done and self._has_begun)):
             raise cut_off(self._where)
         yield from self._held
-        choices = [
+        choices: list[dict[str, object]] = [
             {"index": index, "delta": {}, "finish_reason": "length"}
             for index in sorted(self._seen - self._ended)
         ]
+        for choice in choices:
+            self._end_halves(choice)
         if choices:
-            yield orjson.dumps({"object": "chat.completion.chunk", "choices": choices})
+            head = {name: self._last[name] for name in HEAD if name in self._last}
+            yield orjson.dumps({"object": "chat.completion.chunk", **head, "choices": choices})
 
     def _take(self, events: Sequence[bytes]) -> Iterator[bytes]:
         for event in events:
@@ -399,6 +412,7 @@ class StreamProgress:
             return orjson.dumps({**chunk, "choices": []}) if chunk.get("usage") else None
         if chunk.get("error") or not isinstance(choices, list):
             raise self._problem(chunk)
+        self._last = chunk
         for choice in choices:
             if not isinstance(choice, dict) or choice.get("error"):
                 raise self._problem(chunk)
@@ -426,12 +440,25 @@ class StreamProgress:
             event = valid_json(chunk)
         return parse_reply(event, self._where)
 
-    def _join_halves(self, choice: JSONObject) -> None:
+    def _join_halves(self, choice: dict[str, object]) -> None:
         for key, values, name in _texts(choice):
             text = self._halves.pop(key, "") + cast(str, values[name])
             if "\ud800" <= text[-1:] <= "\udbff":
                 text, self._halves[key] = text[:-1], text[-1]
             values[name] = text
+        if choice.get("finish_reason"):
+            self._end_halves(choice)
+
+    def _end_halves(self, choice: dict[str, object]) -> None:
+        """Add the replacement character to the last piece of a choice for each half of a pair."""
+        delta = choice.get("delta")
+        choice["delta"] = delta = delta if isinstance(delta, dict) else {}
+        for key in [key for key in self._halves if key[0] == _choice_index(choice)]:
+            del self._halves[key]
+            _, name, *call = key
+            function = {"arguments": REPLACEMENT}
+            calls = [{"index": index, "function": function} for index in call]
+            _add(delta, {cast(str, name): calls or REPLACEMENT})
 
     def _problem(self, chunk: JSONObject) -> EndpointError:
         if failure := reported_failure(chunk):

@@ -42,6 +42,8 @@ KEEP_ALIVE_SECONDS = 4.0
 STREAM_HEADERS = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
 # The end of the response comes with or right after `[DONE]`; the connection can serve again then.
 DRAIN_SECONDS = 0.1
+# The usage and `[DONE]` come right after the last finish reason. Some servers then never close.
+END_SECONDS = 2.0
 UNREACHABLE_HINT = "start the server there, or set another address: OPENAI_BASE_URL (or base_url=)"
 PLAIN_HINT = "this port may speak http: write http:// in the address"
 ADDRESS_HINT = "check the network and the address: OPENAI_BASE_URL (or base_url=)"
@@ -209,6 +211,7 @@ async def stream_chunks(
     """
     progress = StreamProgress(where, to_error, choices)
     response: aiohttp.ClientResponse | None = None
+    end_by: float | None = None
     try:
         headers = {**STREAM_HEADERS, **forwarded_headers()}
         response = await session.post(url, data=_data(body), headers=headers, allow_redirects=False)
@@ -226,12 +229,17 @@ async def stream_chunks(
         while piece:
             received += len(piece)
             if received > MAX_REPLY_MB << 20:
+                if progress.is_complete:
+                    break
                 raise _too_long(where)
             for chunk in progress.feed(piece):
                 yield chunk
             if progress.is_done:
                 break
-            piece = await response.content.readany()
+            if progress.is_complete and end_by is None:
+                end_by = asyncio.get_running_loop().time() + END_SECONDS
+            async with asyncio.timeout_at(end_by):
+                piece = await response.content.readany()
         async with asyncio.timeout(DRAIN_SECONDS):
             while not response.content.at_eof():
                 await response.content.readany()
