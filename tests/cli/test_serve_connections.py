@@ -86,7 +86,22 @@ FOUND: list[tuple[dict[str, Any], str, str, tuple[str, ...]]] = [
     ({"aliases": ("gpt-latest",)}, "gpt-latest", "up, lists gpt-latest", ()),
     ({"list_answer": refuse(404)}, "any", "up, without a list of models", ()),
     ({"list_answer": refuse(405)}, "any", "up, without a list of models", ()),
-    ({"list_answer": raw(b"<html>")}, "any", "up, without a list of models", ()),
+    *(
+        (
+            {"list_answer": raw(body)},
+            "any",
+            "does not answer",
+            ("tiers.only.base_url: ", "sent no list of models", "usually ends in /v1"),
+        )
+        for body in (b"<html>", b"null", b"[1, 2]", b'{"data": "abc"}', b"")
+    ),
+    (
+        {"list_answer": reply({"error": {"message": "no", "code": "invalid_api_key"}})},
+        "any",
+        "answers with status 502",
+        ("tiers.only: ", "no"),
+    ),
+    ({"models": ()}, "any", "up, does not list any", ("tiers.only.model: ", "0 models")),
     (
         {},
         "gpt-4.2-typo",

@@ -27,11 +27,12 @@ from bottega.gateway.config.settings import Config
 from bottega.gateway.config.tiers import TierSettings
 from bottega.gateway.config.variants import VariantSettings
 from bottega.gateway.errors import MisconfiguredError, tier_fix
-from bottega.gateway.ports import ServedTier
+from bottega.gateway.ports import MAX_NAME, ServedTier
 from bottega.gateway.running.cache_views import cache_location
 from bottega.gateway.running.process import base_url
 from bottega.gateway.running.tiers import OPENAI, TierSet, key_variable
 from bottega.gateway.state.shared import check_redis
+from bottega.gateway.telemetry.logs import printable
 from bottega.gateway.upstreams import HttpUpstream
 from bottega.image import Image
 from bottega.openai_api.endpoint import Endpoint
@@ -367,7 +368,8 @@ class TierCheck:
         else:
             self.found.append(f"up, does not list {model}")
             close = get_close_matches(model, models, MOST_NAMED, 0.5)
-            named = f"similar: {', '.join(close)}" if close else ", ".join(models[:MOST_NAMED])
+            shown = ", ".join(printable(one[:MAX_NAME]) for one in close or models[:MOST_NAMED])
+            named = f"similar: {shown}" if close else shown
             self._add_fault(
                 "model",
                 f"{model!r} is not among the {len(models)} models of the server ({named})",

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import orjson
 
 from bottega._util.caching import FairSemaphore
-from bottega.errors import EndpointError, PromptRejectedError, RejectedError
+from bottega.errors import EndpointError, GarbledError, PromptRejectedError, RejectedError
 from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.errors import MisconfiguredError, tier_fix
 from bottega.gateway.ports import PrefixUpstream, Upstream
@@ -20,9 +20,16 @@ from bottega.gateway.telemetry.metrics import Histogram
 from bottega.image import Image
 from bottega.openai_api.client import Breaker, ChatClient, RetryPolicy
 from bottega.openai_api.endpoint import Endpoint
+from bottega.openai_api.errors import WRONG_PROTOCOL
 from bottega.openai_api.fields import FIELDS, LIMITS
 from bottega.openai_api.request import Body, ChatMessage, OtherPart, Part, TextPart, parse_messages
-from bottega.openai_api.response import ChatCompletion, completion_json, error_body, get
+from bottega.openai_api.response import (
+    ChatCompletion,
+    completion_json,
+    error_body,
+    get,
+    reported_failure,
+)
 from bottega.openai_api.streams import to_chunks
 from bottega.protocols import Generator, PrefixGenerator
 from bottega.types import Message, Prefix, Prompt, Role, Sampling
@@ -117,13 +124,15 @@ class HttpUpstream:
         """Request the list of models; a server without one counts as up."""
         self.breaker.check()
         try:
-            await self._model_list("/models")
+            with suppress(GarbledError):
+                await self._model_list("/models")
         except RejectedError as error:
             raise self._misconfigured(error) if _is_the_operators(error) else error from None
 
     async def models(self) -> list[str] | None:
         """Return the ids of the server's models, None without a list. A model that is not in it,
-        such as one on another page, is requested by its name. Raises `EndpointError`."""
+        such as one on another page, is requested by its name. Raises `EndpointError`, also for a
+        reply that is no list, such as a web page."""
         found = await self._model_list("/models")
         if found and self.model not in found:
             with suppress(EndpointError):
@@ -137,9 +146,12 @@ class HttpUpstream:
         body = error_body(response.payload)
         if response.status >= 300:
             raise self._client.error(response.status, body, response.headers)
+        if failure := reported_failure(body):
+            raise self._client.error(*failure)
         rows = [body] if body.get("object") == "model" else body.get("data")
-        ids = [get(row, "id") for row in rows] if isinstance(rows, list) else []
-        return [id for id in ids if isinstance(id, str)] or None
+        if not isinstance(rows, list):
+            raise GarbledError(f"{self.base_url} sent no list of models", hint=WRONG_PROTOCOL)
+        return [id for row in rows if isinstance(id := get(row, "id"), str)]
 
     async def aclose(self) -> None:
         await self._client.aclose()
