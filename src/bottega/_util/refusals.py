@@ -26,7 +26,7 @@ MAX_REFUSAL = 400
 REQUEST = re.compile(
     r"\b(?:please|kindly|could you|can you|if you)\b[^.?!\n]{0,40}?\b(?:upload|provide|share"
     r"|attach|send|resend|supply|paste|insert)\b[^.?!\n]{0,40}?"
-    r"\b(?:images?|pictures?|photo\w*|files?|it|them|screenshots?)\b"
+    r"\b(?:images?|pictures?|photo\w*|screenshots?)\b"
     r"|\b(?:no|not (?:see|find|have) an?y?|without an?y?) (?:image|picture|photo\w*)s?"
     r"(?: \w+){0,2} (?:provided|attached|uploaded|included|given|available)\b"
     r"|\b(?:don't|do not|can't|cannot) (?:actually )?(?:see|view|access|open) (?:\w+ )?"
@@ -35,8 +35,11 @@ REQUEST = re.compile(
     re.IGNORECASE,
 )
 OPENING = re.compile(
-    r"\A\W*(?:unfortunately|apologies|regrettably|hello|hi)\b[,.!:]*\s*", re.IGNORECASE
+    r"\A\W*(?:unfortunately|apologies|regrettably|hello|hi|sure|of course"
+    r"|i(?:'d| would| am|'m) (?:be )?(?:happy|glad) to help[^.!?\n]{0,40})\b[,.!:]*\s*",
+    re.IGNORECASE,
 )
+SENTENCE_END = re.compile(r"[.!?。！？](?:\s|\Z)|\n")
 
 
 def is_refusal(text: str) -> bool:
@@ -49,6 +52,8 @@ def is_refusal(text: str) -> bool:
 
 
 def declines(reply: str) -> bool:
-    """Return whether a reply refuses, also after "Unfortunately", or asks for the image."""
-    text = OPENING.sub("", reply)[:MAX_REFUSAL].replace("’", "'")
-    return is_refusal(text) or (REQUEST.search(text) is not None and not STILL_ANSWERS.search(text))
+    """Return whether a reply refuses, also after "Unfortunately", or begins by asking for the
+    image."""
+    text = OPENING.sub("", reply[:MAX_REFUSAL].replace("’", "'"))
+    asks = REQUEST.search(SENTENCE_END.split(text.strip(), maxsplit=1)[0])
+    return is_refusal(text) or (asks is not None and not STILL_ANSWERS.search(text))
