@@ -191,7 +191,7 @@ def refused_questions() -> str:
     choices = ["cat", "dog", "bird", "fish"]
     rows = [
         {"question": f"Which animal is in picture {i}?", "answer": one, "choices": choices}
-        for i, one in enumerate(choices)
+        for i, one in enumerate(choices * 3)
     ]
     Path("mcq").mkdir()
     for name, part in (("train", rows[:2]), ("test", rows[2:])):
@@ -205,19 +205,18 @@ def test_refusals_are_invalid(run: Run, served: Server, refused_questions: str) 
     options = ("--methods", "zero-shot", "--model", "openai:m", "--json", "f")
     assert run("eval", refused_questions, *options).code == 0
     [row] = orjson.loads(Path("f").read_bytes())["results"]
-    assert (row["n"], row["value"], row["invalid"]) == (2, 0, 2)
+    assert (row["n"], row["value"], row["invalid"]) == (10, 0, 10)
 
 
 def test_a_stream_stores_no_refusals(run: Run, served: Server, refused_questions: str) -> None:
     served.answers = [ok(REFUSAL)]
     models = ("--master", "openai:large", "--apprentice", "openai:small")
     rates = ("--master-rate", "0.5", "--orders", 1, "--start", "none", "--retrieve", "text")
+    rates += ("--concurrency", 1, "--controls", "no-cache")
     done = run("stream", refused_questions, *models, *rates, "--json", "f")
     assert done.code == 0, done.err
-    # No request shows an earlier answer as a demonstration.
-    assert [
-        one for body in served.bodies for one in body["messages"] if one["role"] == "assistant"
-    ] == []
+    roles = [one["role"] for body in served.bodies for one in body["messages"]]
+    assert roles and "assistant" not in roles  # no earlier answer is shown as a demonstration
 
 
 RCTS = ("--methods", "top-k,rcts", "--shots", 1, "--rollouts", 2, "--model", "openai:m")
