@@ -212,8 +212,8 @@ def test_a_stream_stores_no_refusals(run: Run, served: Server, refused_questions
     served.answers = [ok(REFUSAL)]
     models = ("--master", "openai:large", "--apprentice", "openai:small")
     rates = ("--master-rate", "0.5", "--orders", 1, "--start", "none", "--retrieve", "text")
-    rates += ("--concurrency", 1, "--controls", "no-cache")
-    done = run("stream", refused_questions, *models, *rates, "--json", "f")
+    order = ("--concurrency", 1, "--controls", "no-cache")
+    done = run("stream", refused_questions, *models, *rates, *order)
     assert done.code == 0, done.err
     roles = [one["role"] for body in served.bodies for one in body["messages"]]
     assert roles and "assistant" not in roles  # no earlier answer is shown as a demonstration

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.evaluation.metrics.mmmu_official import OfficialMMMUParser
-from bottega.parsing import ChoiceParser, LabelParser, open_candidates
+from bottega.evaluation.metrics.official_choices import OfficialMMMUParser, OneStatementParser
+from bottega.parsing import ChoiceParser, LabelParser, RationaleParser, open_candidates
 from bottega.protocols import Parser
 from bottega.types import Answer, Completion, Query
 from tests.paths import SHARED
@@ -253,3 +253,18 @@ def test_only_the_official_rules_read_a_dialogue_that_continues() -> None:
 def test_long_replies_take_little_time(part: str) -> None:
     parser = ChoiceParser(whole_words=True)
     assert parser(CITIES, Completion(part * (20_000 // len(part)))) is not None
+
+
+@pytest.mark.parametrize(
+    ("reply", "read"),
+    [
+        ("The answer is B. BECAUSE: Rome has the Colosseum.", "Paris"),
+        ("The answer is A. No, The answer is B.", None),
+        ("The answer is D.", None),
+        ("The answer is Paris.", None),
+        ("B", None),
+    ],
+)
+def test_scienceqa_reads_exactly_one_statement(reply: str, read: str | None) -> None:
+    official = OneStatementParser(RationaleParser(ChoiceParser(whole_words=True)))
+    assert said(reply, parser=official) == read

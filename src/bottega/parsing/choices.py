@@ -16,7 +16,7 @@ from bottega.parsing.answers import (
     rationale_before,
     read_confidence,
 )
-from bottega.parsing.options import option_reader
+from bottega.parsing.option_reader import option_reader
 from bottega.parsing.replies import FENCE, WORDS, cut_dialogue, strip_thinking, unwrap
 from bottega.protocols import Parser
 from bottega.types import Answer, Completion, Query

@@ -192,8 +192,8 @@ class CacheRecorder:
     Invalid and truncated answers, abstentions and refusals are not stored, unless they are a
     choice; examples with texts of more than `max_characters` characters are not either. One answer
     is stored per question (images, text, choices and the tag `context`): a newer answer replaces
-    the older one unless that is pinned. `source` is the tier and model. Concurrent answers share one
-    commit. `tag` adds tags before an answer is embedded, such as the keywords of the response
+    the older one unless that is pinned. `source` is the tier and model. Concurrent answers share
+    one commit. `tag` adds tags before an answer is embedded, such as the keywords of the response
     (`retrieval.tag_keywords`); if it fails, the answer is stored without them and a warning is
     logged. Raises `StoreError`.
     """

@@ -25,7 +25,7 @@ from bottega.evaluation.metrics.mathvision_official import (
     OfficialMathVisionParser,
 )
 from bottega.evaluation.metrics.mmmu import SUBJECT, MathVisionAccuracy, MMMUAccuracy
-from bottega.evaluation.metrics.mmmu_official import OfficialMMMUParser
+from bottega.evaluation.metrics.official_choices import OfficialMMMUParser
 from bottega.parsing import ChoiceParser, FinalAnswerParser, RationaleParser
 from bottega.prompting import MATH_V, MATH_V_REASONED, MMMU, MMMU_REASONED
 from bottega.types import Example, Query

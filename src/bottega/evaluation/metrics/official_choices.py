@@ -1,21 +1,43 @@
-"""Parser of multiple choice by the official rules of MMMU.
+"""Parsers of multiple choice by the rules of MMMU and ScienceQA.
 
-They are those of `eval/eval_utils.py` in MMMU-Benchmark/MMMU.
+MMMU's are those of `eval/eval_utils.py` in MMMU-Benchmark/MMMU.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from string import ascii_uppercase
 
-from bottega.parsing import ChoiceParser, find_stated_answers
+from bottega.parsing import ChoiceParser, find_stated_answers, strip_thinking
 from bottega.parsing.answers import find_choice, normalize
 from bottega.parsing.choices import ENDS
-from bottega.types import Query
+from bottega.protocols import Parser
+from bottega.types import Answer, Completion, Query
 
 MIN_WORDS = 6  # of a reply in which the text of an option counts
 
+THE_ANSWER = re.compile(r"The answer is ([A-Z])\b")
+
 Options = Mapping[str, str]
+
+
+class OneStatementParser:
+    """Parser of the only "The answer is B" of a reply, as in ScienceQA's official code. Other
+    replies are invalid, where that code guesses. `parse` reads the rationale and the confidence."""
+
+    def __init__(self, parse: Parser) -> None:
+        self._parse = parse
+
+    def __call__(self, query: Query, completion: Completion, /) -> Answer:
+        answer = self._parse(query, completion)
+        options = dict(zip(ascii_uppercase, query.choices, strict=False))
+        stated = THE_ANSWER.findall(strip_thinking(completion.text))
+        option = options.get(stated[0]) if len(stated) == 1 else None
+        if option is None:
+            return replace(answer, valid=False, labels=())
+        return replace(answer, text=option, labels=(option,), valid=True)
 
 
 class OfficialMMMUParser(ChoiceParser):
