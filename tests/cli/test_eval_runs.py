@@ -182,6 +182,43 @@ def test_custom_jsonl_data_are_evaluated(run: Run, served: Server) -> None:
     )
 
 
+REFUSAL = "Please upload an image of the cat, dog, bird or fish"
+
+
+@pytest.fixture
+def refused_questions() -> str:
+    """Return a multiple-choice benchmark of files."""
+    choices = ["cat", "dog", "bird", "fish"]
+    rows = [
+        {"question": f"Which animal is in picture {i}?", "answer": one, "choices": choices}
+        for i, one in enumerate(choices * 3)
+    ]
+    Path("mcq").mkdir()
+    for name, part in (("train", rows[:2]), ("test", rows[2:])):
+        lines = [orjson.dumps(row).decode() for row in part]
+        Path("mcq", f"{name}.jsonl").write_text("\n".join(lines))
+    return "jsonl:mcq"
+
+
+def test_refusals_are_invalid(run: Run, served: Server, refused_questions: str) -> None:
+    served.answers = [ok(REFUSAL)]
+    options = ("--methods", "zero-shot", "--model", "openai:m", "--json", "f")
+    assert run("eval", refused_questions, *options).code == 0
+    [row] = orjson.loads(Path("f").read_bytes())["results"]
+    assert (row["n"], row["value"], row["invalid"]) == (10, 0, 10)
+
+
+def test_a_stream_stores_no_refusals(run: Run, served: Server, refused_questions: str) -> None:
+    served.answers = [ok(REFUSAL)]
+    models = ("--master", "openai:large", "--apprentice", "openai:small")
+    rates = ("--master-rate", "0.5", "--orders", 1, "--start", "none", "--retrieve", "text")
+    order = ("--concurrency", 1, "--controls", "no-cache")
+    done = run("stream", refused_questions, *models, *rates, *order)
+    assert done.code == 0, done.err
+    roles = [one["role"] for body in served.bodies for one in body["messages"]]
+    assert roles and "assistant" not in roles  # no earlier answer is shown as a demonstration
+
+
 RCTS = ("--methods", "top-k,rcts", "--shots", 1, "--rollouts", 2, "--model", "openai:m")
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.parsing import ChoiceParser, LabelParser, open_candidates
+from bottega.evaluation.metrics.official_choices import OfficialMMMUParser, OneStatementParser
+from bottega.parsing import ChoiceParser, LabelParser, RationaleParser, open_candidates
 from bottega.protocols import Parser
 from bottega.types import Answer, Completion, Query
 from tests.paths import SHARED
@@ -18,11 +19,11 @@ from tests.paths import SHARED
 REPLIES = SHARED / "data" / "mmmu"
 CITIES = Query("Which?", choices=("Rome", "Paris", "New York"), id="q1")
 POINTS = Query("How much?", choices=("5", "0.5"))
-parse = ChoiceParser()
+parse = OfficialMMMUParser()
 
 
-def said(reply: str, query: Query = CITIES) -> str | None:
-    answer = parse(query, Completion(reply))
+def said(reply: str, query: Query = CITIES, parser: Parser = parse) -> str | None:
+    answer = parser(query, Completion(reply))
     assert answer.labels == ((answer.text,) if answer.valid else ())
     return answer.text if answer.valid else None
 
@@ -59,7 +60,7 @@ def said(reply: str, query: Query = CITIES) -> str | None:
         ("<think>(B)", None),
     ],
 )
-def test_replies(reply: str, option: str | None) -> None:
+def test_official_rules(reply: str, option: str | None) -> None:
     assert said(reply) == option
 
 
@@ -82,15 +83,18 @@ def test_confidence_and_rationale_are_kept() -> None:
     assert parse(CITIES, Completion("B", logprob=math.log(0.25))).confidence == pytest.approx(0.25)
 
 
-def test_unparsable_replies_may_become_random_without_confidence() -> None:
-    draw = ChoiceParser(unparsable="random", seed=3)
+@pytest.mark.parametrize("parser", [ChoiceParser, OfficialMMMUParser])
+def test_unparsable_replies_may_become_random_without_confidence(
+    parser: type[ChoiceParser],
+) -> None:
+    draw = parser(unparsable="random", seed=3)
     silent = Completion("no idea\nConfidence: 1", logprob=0.0)
     sampled = [draw(Query("?", choices=CITIES.choices, id=str(i)), silent) for i in range(300)]
     assert set(Counter(a.text for a in sampled)) == set(CITIES.choices)
     assert min(Counter(a.text for a in sampled).values()) > 60
     assert {a.confidence for a in sampled} == {None}
-    assert draw(CITIES, silent) == ChoiceParser(unparsable="random", seed=3)(CITIES, silent)
-    others = {ChoiceParser(unparsable="random", seed=s)(CITIES, silent).text for s in range(20)}
+    assert draw(CITIES, silent) == parser(unparsable="random", seed=3)(CITIES, silent)
+    others = {parser(unparsable="random", seed=s)(CITIES, silent).text for s in range(20)}
     assert len(others) > 1
     assert draw(CITIES, Completion("(B)", logprob=0.0)).confidence == 1.0
 
@@ -125,16 +129,20 @@ def test_open_candidates(reply: str, candidates: list[str | float]) -> None:
 @given(st.text(max_size=80), st.lists(st.text(max_size=8), max_size=30))
 def test_no_text_raises_and_answers_are_choices(reply: str, choices: list[str]) -> None:
     query = Query("?", choices=tuple(choices))
-    answer = parse(query, Completion(reply))
-    if choices and answer.valid:
-        assert answer.text in choices
+    for parser in (parse, ChoiceParser(), ChoiceParser(whole_words=True)):
+        answer = parser(query, Completion(reply))
+        if choices and answer.valid:
+            assert answer.text in choices
     assert open_candidates(reply)
 
 
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=26), st.data())
 def test_a_letter_in_brackets_is_its_option(choices: list[str], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(choices) - 1))
-    assert said(f"({chr(ord('A') + place)})", Query("?", choices=tuple(choices))) == choices[place]
+    query, letter = Query("?", choices=tuple(choices)), chr(ord("A") + place)
+    assert (
+        said(f"({letter})", query) == said(f"({letter})", query, ChoiceParser()) == choices[place]
+    )
 
 
 def test_a_long_row_of_digits_takes_little_time() -> None:
@@ -197,7 +205,7 @@ def test_stored_open_replies_match_the_official_candidates() -> None:
         ("The dog is standing in front of the house.", ("in", "in front of"), "in front of"),
         ("One can say that the man is in the painting.", ("in", "at"), "in"),
         ("It is neither one of these animals here.", ("cat", "dog"), None),
-        ("At first a cat, but it must be the dog.", ("cat", "dog"), "dog"),
+        ("At first a cat, but it must be the dog.", ("cat", "dog"), None),
     ],
 )
 def test_options_may_require_whole_words(
@@ -223,3 +231,40 @@ def test_only_the_official_rules_read_a_dialogue_that_continues() -> None:
     reply = Completion("(B)\n\nQuestion: Which city is in Italy?\nAnswer: (A)")
     assert parse(CITIES, reply).text == "Rome"
     assert ChoiceParser(whole_words=True)(CITIES, reply).text == "Paris"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "*",
+        "\n",
+        "A ",
+        "(A) ",
+        "Rome ",
+        "Answer: x\n",
+        "the answer is ",
+        "\\boxed{",
+        "no ",
+        ". Wait",
+        "不",
+        "- ",
+    ],
+)
+def test_long_replies_take_little_time(part: str) -> None:
+    parser = ChoiceParser(whole_words=True)
+    assert parser(CITIES, Completion(part * (20_000 // len(part)))) is not None
+
+
+@pytest.mark.parametrize(
+    ("reply", "read"),
+    [
+        ("The answer is B. BECAUSE: Rome has the Colosseum.", "Paris"),
+        ("The answer is A. No, The answer is B.", None),
+        ("The answer is D.", None),
+        ("The answer is Paris.", None),
+        ("B", None),
+    ],
+)
+def test_scienceqa_reads_exactly_one_statement(reply: str, read: str | None) -> None:
+    official = OneStatementParser(RationaleParser(ChoiceParser(whole_words=True)))
+    assert said(reply, parser=official) == read

@@ -9,7 +9,7 @@ import pytest
 
 from bottega.errors import BottegaError, StoreFullError
 from bottega.knowledge import KnowledgeBase
-from bottega.recording import CacheRecorder, is_abstention
+from bottega.recording import CacheRecorder, is_abstention, is_unanswered
 from bottega.recording.recorders import Tagger
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Trace
 from tests.knowledge.doubles import SeededEmbedder, damaged_image, image_example, text_example
@@ -168,6 +168,25 @@ async def test_unstorable_answers_are_logged_once(
 )
 def test_abstentions_are_recognised(text: str, expected: bool) -> None:
     assert is_abstention(text) is expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I'm sorry, but I can't help with that.",
+        "Please upload an image of the cat, dog, bird or fish",
+        "Unfortunately, I can't view the photograph.",
+        "I don't see any image attached.",
+        "请上传猫的图片。",
+        "I cannot see the image.",
+    ],
+)
+async def test_refusals_are_not_stored(kb: KnowledgeBase, text: str) -> None:
+    refused = replace(trace(), answer=Answer(text))
+    await CacheRecorder(kb, stored_tiers={"master"})(refused)
+    assert len(kb) == 0
+    assert is_unanswered(text) and not is_abstention(text)
+    assert not is_unanswered(f"It is a cat. {text}")
 
 
 async def test_tags_are_stored_with_the_answer(kb: KnowledgeBase) -> None:

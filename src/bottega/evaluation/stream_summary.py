@@ -9,7 +9,7 @@ from bottega.evaluation.metrics.intervals import Estimate
 from bottega.evaluation.stream_plan import Stream
 from bottega.evaluation.streams import PARTS, StreamResult, gain, growth, mean_over, scores_without
 from bottega.parsing import equal_answers
-from bottega.recording import is_abstention
+from bottega.recording import is_unanswered
 
 NO_CACHE = "no cache"
 
@@ -138,7 +138,7 @@ def _agreement(
     for stream in streams:
         equal = [
             one.answer.valid
-            and not is_abstention(one.answer.text)
+            and not is_unanswered(one.answer.text)
             and equal_answers(one.answer, answers[one.item.query.id], one.item.query)
             for one in results[stream].scored
             if one.tier in cheaper and one.item.query.id in answers

@@ -24,7 +24,7 @@ from bottega.openai_api.request import ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.parsing import strip_thinking
 from bottega.protocols import Pricer, Recorder
-from bottega.recording.recorders import is_abstention
+from bottega.recording.recorders import is_unanswered
 from bottega.routing import AgreementPair
 from bottega.types import Answer, Candidate, Example, Reply, Trace
 
@@ -91,8 +91,7 @@ class Finalizer:
             and result.call.served.name in tenant.stored_tiers
             and len(completions) == 1
             and completions[0].finish_reason == "stop"
-            and answer
-            and not is_abstention(answer)
+            and not is_unanswered(answer)
             and tenant.can_embed(query.query)
         )
         if tenant.writer is None or not can_store:

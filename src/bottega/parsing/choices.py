@@ -1,37 +1,28 @@
-"""Parsers of multiple choice by MMMU's official rules and of RCTS's rationales; votes over samples.
-
-MMMU's rules are those of `eval/eval_utils.py` in MMMU-Benchmark/MMMU.
-"""
+"""Parsers of multiple choice and of RCTS's rationales; votes over samples."""
 
 from __future__ import annotations
 
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from string import ascii_uppercase
 from typing import Literal
 
 from bottega.parsing.answers import (
     ANSWER_PHRASE,
     drop_confidence,
-    find_choice,
     find_stated_answers,
-    normalize,
     rationale_before,
     read_confidence,
 )
-from bottega.parsing.labels import stated_label
+from bottega.parsing.option_reader import option_reader
 from bottega.parsing.replies import FENCE, WORDS, cut_dialogue, strip_thinking, unwrap
 from bottega.protocols import Parser
 from bottega.types import Answer, Completion, Query
 
 ENDS = ",.!?;:'"
-MIN_WORDS = 6  # of a reply in which the text of an option counts
 LEADS = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
-# Word boundaries; a decimal point is not a boundary.
-START, END = r"(?<!\w)(?<!\.(?=\d))", r"(?!\w|(?<=\d)\.\d)"
 NUMBERS = (
     re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b"),
     # Without the look-behind, a long row of digits takes quadratic time.
@@ -40,40 +31,32 @@ NUMBERS = (
 )
 
 Unparsable = Literal["none", "random"]
-Options = Mapping[str, str]
 
 
 class ChoiceParser:
-    """Parser of option letters (A to Z) and option texts, with the official rules of MMMU.
+    """Parser of option letters (A to Z) and option texts.
 
-    The official rules take the last "(B)" of the reply, else the last " B ", else, in a reply of
-    more than five words, the last option text. An option text may be part of a word ("cat" in
-    "caterpillar"); of two that begin at the same index the first counts. With `whole_words` it must
-    consist of whole words, and the longest counts ("in front of", not "in"), and these rules apply
-    only to a reply in which `LabelParser` reads no label. A line `Answer: ...`
-    is read before the rest of the reply. If these rules find no option, the reply may be a single
-    choice in any case and punctuation ("**b**", "B. Paris", "paris"). Options with equal texts are
-    the same answer.
+    It reads the last statement of one option ("Answer: B", `\\boxed{B}`, "the answer is B", "B is
+    correct"), unless the reply takes it back; else the label that `LabelParser` reads; else the
+    line that is only a letter or an option; else the only option that the reply names and does not
+    deny. Several options without a statement, and a refusal, are invalid. A repetition of the
+    query and its options before the answer is ignored, and so is dialogue after it. An option text
+    may be part of a word ("cat" in "caterpillar") unless `whole_words` is set.
 
     Any other reply is invalid. With `unparsable="random"` it becomes a random choice, seeded by
-    `seed` and the query as in the official code, without a confidence. For a query without choices
-    the answer is the stated answer or the whole reply, for `open_candidates`.
+    `seed` and the query, without a confidence. For a query without choices the answer is the stated
+    answer or the whole reply, for `open_candidates`.
     """
 
     def __init__(
         self, *, unparsable: Unparsable = "none", seed: int = 0, whole_words: bool = False
     ) -> None:
-        self.find_named = _find_named_by_words if whole_words else _find_named
         self.whole_words = whole_words
         self.unparsable = unparsable
         self.seed = seed
 
     def __call__(self, query: Query, completion: Completion, /) -> Answer:
-        reply = strip_thinking(completion.text)
-        if self.whole_words:
-            if (label := stated_label(query, completion)) is not None:
-                return label
-            reply = cut_dialogue(unwrap(reply), query)
+        reply = self.prepare(strip_thinking(completion.text), query)
         stated = find_stated_answers(reply)
         rationale = rationale_before(reply, stated)
         sure = read_confidence(reply, completion)
@@ -82,8 +65,7 @@ class ChoiceParser:
         if not query.choices:
             labels = (last,) if last else ()
             return Answer(last, bool(last), labels, sure if last else None, rationale)
-        options = dict(zip(ascii_uppercase, query.choices, strict=False))
-        chosen = self._chosen(last, options) or self._chosen(reply, options)
+        chosen = self.read(reply, query)
         if chosen is not None:
             return Answer(chosen, labels=(chosen,), confidence=sure, rationale=rationale)
         if self.unparsable == "none":
@@ -91,62 +73,16 @@ class ChoiceParser:
         sampled = random.Random(f"{self.seed} {query.id or query.text}").choice(query.choices)
         return Answer(sampled, labels=(sampled,), rationale=rationale)
 
-    def _chosen(self, text: str, options: Options) -> str | None:
-        letter = _official(text, options, self.find_named)
-        return _alone(text, options) if letter is None else options[letter]
+    def prepare(self, reply: str, query: Query) -> str:
+        """Return the part of the reply that may contain the answer."""
+        return cut_dialogue(unwrap(reply), query)
 
-
-def _find_named(text: str, options: Options) -> str | None:
-    """Return the letter of the option text that begins last, the first of several, or None."""
-    folded = text.lower()
-    return _last(options, lambda letter: folded.rfind(options[letter].lower()))
-
-
-def _find_named_by_words(text: str, options: Options) -> str | None:
-    """Return the letter of the whole-word option that ends last, the longest of several, or
-    None."""
-
-    def ends(letter: str) -> tuple[int, int]:
-        option = options[letter]
-        whole = rf"{START}{re.escape(option)}{END}"
-        found = re.finditer(whole, text, re.IGNORECASE)
-        return max((one.end() for one in found), default=-1), len(option)
-
-    last = max(options, key=ends)
-    return last if ends(last)[0] >= 0 else None
-
-
-def _last(options: Options, position: Callable[[str], int]) -> str | None:
-    last = max(options, key=position)  # the first of several at the same index
-    return last if position(last) >= 0 else None
-
-
-def _official(
-    text: str, options: Options, named: Callable[[str, Options], str | None]
-) -> str | None:
-    """Return the letter by the official rules, or None where they would choose at random."""
-    for end in ENDS:  # one after the other: "B,." keeps its comma
-        text = text.strip(end)
-    text = f" {text} "
-    lettered = _last(options, lambda letter: text.rfind(f"({letter})")) or _last(
-        options, lambda letter: text.rfind(f" {letter} ")
-    )
-    if lettered is None and len(text.split()) >= MIN_WORDS:
-        return named(text, options)
-    return lettered
-
-
-def _alone(text: str, options: Options) -> str | None:
-    """Return the option if the text is only its letter, its text or both."""
-    named = find_choice(text, tuple(dict.fromkeys(options.values())))
-    if named is not None:
-        return named
-    chosen = normalize(text)
-    for letter, option in options.items():
-        both = (f"{letter}{mark} {option}" for mark in (".", ")", ":"))
-        if chosen in map(normalize, (letter, *both)):
-            return option
-    return None
+    def read(self, reply: str, query: Query) -> str | None:
+        """Return the option that the reply chooses, None if it chooses none or several."""
+        found = option_reader(query.choices, whole_words=True).read(reply, query)
+        if found is not None or self.whole_words:
+            return found
+        return option_reader(query.choices, whole_words=False).read(reply, query)
 
 
 def open_candidates(reply: str) -> list[str | float]:

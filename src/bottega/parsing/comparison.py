@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 
+from bottega._util.refusals import is_refusal
 from bottega.parsing.answers import find_choice, normalize
 from bottega.parsing.choices import ChoiceParser
 from bottega.parsing.final_answers import TAKEN_BACK, FinalAnswerParser, stated_part
@@ -27,7 +27,7 @@ from bottega.parsing.replies import FENCE, first_turn, strip_thinking, unwrap
 from bottega.types import Answer, Completion, Query
 
 # Version of these rules: stored outcomes of another version are not comparable.
-COMPARISON_RULES = 3
+COMPARISON_RULES = 4
 # "B+", "C#", "F♯" and "-B" are not letters.
 AROUND_LETTER = r"[\s*_()\[\].,:;!?`\"'“”]*"
 LETTER = re.compile(
@@ -36,23 +36,6 @@ LETTER = re.compile(
 )
 OPTION = re.compile(r"^[ \t]*\(?([A-Z])[).:][ \t]+(\S.*)$", re.MULTILINE)
 LISTED = re.compile(r"[,;|\n]+(?: ?and )?| and ", re.IGNORECASE)
-REFUSAL = re.compile(
-    r"\W*(?:(?:i\W?(?:a)?m )?(?:so |very )?sorry\b.*|as an ai\b.*|unknown|unclear|n/a|no answer"
-    r"|(?:i have )?no idea"
-    r"|not sure|(?:i|we|it|this)?\s*(?:can ?not|can't|could not|couldn't"
-    r"|(?:am |'m )?(?:unable|not able) to)\s+(?:\w+ )?(?:be )?(?:determined?|answer(?:ed)?|identify"
-    r"|identified|tell|say|help|assist|provide|view|process|access|comply|recogni[sz]e"
-    r"|see (?:the|an|any|this) (?:image|picture|photo))\b.*"
-    r"|i (?:do not|don't) (?:know|have enough)\b.*|i(?: am|'m) not sure\b.*"
-    r"|(?:there is )?(?:not enough|insufficient) information\b.*"
-    r"|.{0,4}(?:我不知道|不知道|无法|抱歉|对不起).*"
-    r"|(?:es tut mir leid|ich wei(?:ß|ss) (?:es )?nicht|je ne sais pas|désolé|no (?:lo )?sé"
-    r"|lo siento)\b.*)\W*",
-    re.IGNORECASE | re.DOTALL,
-)
-STILL_ANSWERS = re.compile(
-    r"\b(?:probably|likely|looks like|answer is)\b|\bbut\b(?!.{0,12}(?:not|n't|unable)\b)", re.I
-)
 # A sentence with such a word may name the options that it does not choose.
 DENIES = re.compile(
     r"\b(?:not|no|nor|never|neither|either|or|if|unless|without|cannot|unable|except|hardly|kein\w*"
@@ -60,7 +43,6 @@ DENIES = re.compile(
     r"|n['’]t\b|[不非]",
     re.I,
 )
-MAX_REFUSAL = 400
 # Fields that hold the answer of an object with others, such as a confidence.
 ANSWER_FIELDS = ("answer", "label", "result", "value", "class", "category", "prediction", "output")
 # A star that is no emphasis: the grade "A*".
@@ -177,15 +159,6 @@ def same_words(one: Answer, other: Answer, query: Query, /) -> Sameness:
     if letters[0] and letters[1] and any(found and found["bare"] is not None for found in letters):
         return SAME if letters[0][1] == letters[1][1] else DIFFERENT
     return compare_phrases(ours, theirs, query.text)
-
-
-def is_refusal(text: str) -> bool:
-    """Return whether a text is empty or declines to answer."""
-    if not text.strip():
-        return True
-    brief = text.strip()[:MAX_REFUSAL]
-    refused = REFUSAL.fullmatch(unicodedata.normalize("NFKC", brief).replace("’", "'"))
-    return refused is not None and not STILL_ANSWERS.search(brief)
 
 
 def field_agreement(one: str, other: str, query: Query) -> float | None:

@@ -65,12 +65,14 @@ class FinalAnswerParser:
 def stated_part(reply: str) -> str | None:
     """Return the last box, the last line `Answer: ...` or the text after "the answer is"."""
     stated = find_stated_answers(reply)
-    candidates = (_boxed(reply), stated[-1][1] if stated else None, _after_phrase(reply))
+    box = last_box(reply)
+    boxed = None if box is None else box[1]
+    candidates = (boxed, stated[-1][1] if stated else None, _after_phrase(reply))
     return next((one for one in candidates if one is not None), None)
 
 
-def _boxed(reply: str) -> str | None:
-    """Return the content of the last box, up to its closing brace."""
+def last_box(reply: str) -> tuple[int, str] | None:
+    """Return the start and the content of the last box, up to its closing brace."""
     opened = list(BOXED.finditer(reply))
     if not opened:
         return None
@@ -78,8 +80,8 @@ def _boxed(reply: str) -> str | None:
     for at in range(start, len(reply)):
         depth += {"{": 1, "}": -1}.get(reply[at], 0)
         if depth == 0:
-            return reply[start:at]
-    return reply[start:]
+            return start, reply[start:at]
+    return start, reply[start:]
 
 
 def _after_phrase(reply: str) -> str | None:

@@ -43,7 +43,9 @@ FIELD = re.compile(rf"[#*\s]*(?:(?:{FIELDS})(?: ?\d{{1,3}})?[ *]*:|(?:human|user
 QUERY_FIELD = re.compile(r"^([A-Za-z][\w ]{0,20}):", re.MULTILINE)
 MARKS = " \t\r\n\"'*#>`"
 FENCE = re.compile(r"^[ \t]*```\w*[ \t]*$", re.MULTILINE)
-TAGGED = re.compile(r"<answer>([^<]*)(?:</answer>|\Z)", re.IGNORECASE)
+TAGGED = re.compile(
+    r"<(answer|label|choice|option|class|category|prediction)>([^<]*)(?:</\1>|\Z)", re.IGNORECASE
+)
 OBJECT = re.compile(r"^[ \t]*\{([^{}]*)(?:\}|\Z)", re.MULTILINE)
 # A list, a text in quotes or the rest of the line. Repetitions are bounded: linear time.
 PAIR = re.compile(
@@ -84,7 +86,7 @@ def first_turn(reply: str) -> str:
 
 def unwrap(reply: str) -> str:
     """Return the first turn without fences. An object `{"answer": "dog"}` becomes lines
-    `answer: dog`, as does `<answer>dog</answer>`."""
+    `answer: dog`, as does `<answer>dog</answer>` or `<label>dog</label>`."""
     text = FENCE.sub("", first_turn(reply)).strip()
     return OBJECT.sub(_lines, _untagged(text)).strip()
 
@@ -94,7 +96,7 @@ def _untagged(text: str) -> str:
     tagged = list(TAGGED.finditer(text))
     if not tagged:
         return text
-    answers = ", ".join(dict.fromkeys(one[1].strip() for one in tagged))
+    answers = ", ".join(dict.fromkeys(one[2].strip() for one in tagged))
     return f"{text[: tagged[0].start()]}\nanswer: {answers}\n{text[tagged[-1].end() :]}"
 
 

@@ -9,6 +9,7 @@ from bottega.recording.recorders import (
     UseCountRecorder,
     cached_example,
     is_abstention,
+    is_unanswered,
 )
 from bottega.recording.stored_traces import (
     StoredCandidate,
@@ -43,6 +44,7 @@ __all__ = [
     "cached_example",
     "from_json",
     "is_abstention",
+    "is_unanswered",
     "json_text",
     "stored_trace",
 ]

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from bottega._util.batch_writer import BatchWriter
+from bottega._util.refusals import declines
 from bottega.errors import BottegaError
 from bottega.protocols import Recorder
 from bottega.types import Answer, Example, Query, Trace, Usage
@@ -159,10 +160,15 @@ def is_abstention(text: str) -> bool:
     return ABSTENTION_REPLY.fullmatch(text) is not None
 
 
+def is_unanswered(text: str) -> bool:
+    """Return whether a reply is empty, abstains, refuses or asks for the image."""
+    return is_abstention(text) or declines(text)
+
+
 def cached_example(trace: Trace) -> Example | None:
     """Return the answer of a trace as an example, None if it is invalid, truncated or abstains.
 
-    "unknown" is an abstention unless it is one of the choices.
+    "unknown" and a refusal are abstentions unless they are one of the choices.
     """
     if any(one.finish_reason != "stop" for one in trace.reply.completions):
         return None
@@ -170,8 +176,8 @@ def cached_example(trace: Trace) -> Example | None:
 
 
 def _valid_example(query: Query, answer: Answer, source: str) -> Example | None:
-    abstains = is_abstention(answer.text) and answer.text not in query.choices
-    if not answer.valid or abstains:
+    is_missing = is_unanswered(answer.text) and answer.text not in query.choices
+    if not answer.valid or is_missing:
         return None
     single = answer.labels in ((), (answer.text,))
     return Example(
@@ -187,11 +193,11 @@ def _valid_example(query: Query, answer: Answer, source: str) -> Example | None:
 class CacheRecorder:
     """Recorder that stores the answers of the tiers named in `stored_tiers` as examples.
 
-    Invalid and truncated answers and abstentions are not stored, unless "unknown" is a choice;
-    examples with texts of more than `max_characters` characters are not either. One answer is
-    stored per question (images, text, choices and the tag `context`): a newer answer replaces the
-    older one unless that is pinned. `source` is the tier and model. Concurrent answers share one
-    commit. `tag` adds tags before an answer is embedded, such as the keywords of the response
+    Invalid and truncated answers, abstentions and refusals are not stored, unless they are a
+    choice; examples with texts of more than `max_characters` characters are not either. One answer
+    is stored per question (images, text, choices and the tag `context`): a newer answer replaces
+    the older one unless that is pinned. `source` is the tier and model. Concurrent answers share
+    one commit. `tag` adds tags before an answer is embedded, such as the keywords of the response
     (`retrieval.tag_keywords`); if it fails, the answer is stored without them and a warning is
     logged. Raises `StoreError`.
     """

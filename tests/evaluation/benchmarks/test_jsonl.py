@@ -55,8 +55,44 @@ def test_open_answers_from_two_files(tmp_path: Path) -> None:
     data = load_benchmark(f"jsonl:{shown},{queries}", seed=0)
     (item,) = data.items
     answer = data.parse(item.query, Completion("Answer: paris."))
-    assert [metric.score(item, answer) for metric in data.metrics] == [1, 1]
+    scores = {metric.name: metric.score(item, answer) for metric in data.metrics}
+    assert scores == {"same_answer": 1, "undecided": 0, "containment": 1}
     assert data.metrics[0].score(item, Answer("Rome")) == 0
+
+
+@pytest.mark.parametrize(
+    ("question", "gold", "reply", "score"),
+    [
+        ("How many people live there?", "1234", "1,234", 1),
+        ("How long is it?", "12 cm", "The length is 12 cm.", 1),
+        ("How long is it in cm?", "12", "12 cm", 1),
+        ("How long is it?", "12 cm", "120 mm", 1),
+        ("How many apples are there?", "7", "Seven", 1),
+        ("How many apples are there?", "7", "Answer: 7 apples", 1),
+        ("How many apples are there?", "7", "There are eight.", 0),
+        ("What is it?", "sofa", "couch", None),
+        ("What is it?", "sofa", "A sofa. It is red.", 1),
+        ("What is it?", "sofa", "I cannot see the image.", 0),
+        ("What is it?", "sofa", "A sofa. Wait, it is a bed.", None),
+    ],
+)
+def test_open_answers_are_compared_by_meaning(
+    tmp_path: Path, question: str, gold: str, reply: str, score: float | None
+) -> None:
+    """`None` is an undecided answer, which scores 0 and is counted."""
+    lines(tmp_path / "train.jsonl", {"question": "Capital of Italy?", "answer": "Rome"})
+    lines(tmp_path / "test.jsonl", {"question": question, "answer": gold})
+    data = load_benchmark(f"jsonl:{tmp_path}", seed=0)
+    (item,) = data.items
+    answer = data.parse(item.query, Completion(reply))
+    same, undecided, _ = (metric.score(item, answer) for metric in data.metrics)
+    assert (same, undecided) == (score or 0, float(score is None))
+
+
+def test_unknown_scoring_is_an_error(tmp_path: Path) -> None:
+    lines(tmp_path / "train.jsonl", {"question": "Capital of Italy?", "answer": "Rome"})
+    with pytest.raises(BottegaError, match="scoring is unknown, got 'strict'"):
+        load_benchmark(f"jsonl:{tmp_path},scoring=strict", seed=0)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +110,7 @@ def test_open_answers_from_two_files(tmp_path: Path) -> None:
 def test_open_answers_keep_periods(tmp_path: Path, gold: str, reply: str, score: float) -> None:
     lines(tmp_path / "train.jsonl", {"question": "Half of 5?", "answer": "2.5"})
     lines(tmp_path / "test.jsonl", {"question": "Half of it?", "answer": gold})
-    data = load_benchmark(f"jsonl:{tmp_path}", seed=0)
+    data = load_benchmark(f"jsonl:{tmp_path},scoring=exact", seed=0)
     (item,) = data.items
     answer = data.parse(item.query, Completion(reply))
     assert data.metrics[0].score(item, answer) == score

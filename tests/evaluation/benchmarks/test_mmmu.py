@@ -10,7 +10,7 @@ from bottega.evaluation.benchmarks.mmmu import mmmu
 from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.master_answers import labelled_questions, with_answers
 from bottega.prompting import MMMU, MMMU_REASONED
-from bottega.types import Completion, Example
+from bottega.types import Completion, Example, Query
 from tests.builders import solid_image
 
 pa = pytest.importorskip("pyarrow")
@@ -109,6 +109,14 @@ def test_replies_are_parsed_and_scored(root: Path) -> None:
     assert (data.prompt, data.rationale_prompt) == (MMMU, MMMU_REASONED)
     answer = data.parse(choice.query, Completion("The answer is B. BECAUSE: A is out."))
     assert (answer.text, answer.rationale) == (choice.query.choices[1], "A is out.")
+
+
+@pytest.mark.parametrize(("scoring", "read"), [("", "Rome"), (",scoring=lenient", "Paris")])
+def test_official_rules_are_an_option(root: Path, scoring: str, read: str) -> None:
+    data = load_benchmark(f"mmmu:{root},split=validation{scoring}", seed=0)
+    query = Query("Which?", choices=("Rome", "Paris"))
+    answer = data.parse(query, Completion("(B) is right, I think. Option (A) is wrong."))
+    assert answer.text == read
 
 
 def test_official_random_fallback_is_an_option(root: Path) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from bottega.errors import LoadError, SettingError
 from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
 from bottega.evaluation.benchmarks.source import Source, read_options
+from bottega.evaluation.metrics.metric import Metric
+from bottega.evaluation.metrics.same_answer import SameAnswer, UndecidedShare
 from bottega.evaluation.metrics.vl_icl import Containment, WholeMatch
 from bottega.image import path_text
 from bottega.knowledge import (
@@ -124,6 +126,7 @@ def knowledge_base(source: Source) -> Benchmark:
 
 
 FILES = ("train.jsonl", "test.jsonl")
+SCORING = ("same", "exact")  # of free text, the default first
 LAYOUT = "use DIR with train.jsonl and test.jsonl, or jsonl:TRAIN.jsonl,TEST.jsonl"
 
 
@@ -131,11 +134,17 @@ def jsonl(source: Source) -> Benchmark:
     """Load DIR with train.jsonl (examples) and test.jsonl (items), or TRAIN,TEST.
 
     Rows with labels, or with one common question, are a classification with all answers as labels.
-    Rows with choices are multiple choice by letter. Other answers are free text: right if the
-    reply, its first line or its first sentence equals the row's answer up to case and punctuation.
+    Rows with choices are multiple choice by letter. Other answers are free text, compared with the
+    row's answer by `same_answer`; with `scoring=exact` the reply, its first line or its first
+    sentence must equal it up to case and punctuation.
     """
+    location, given, scoring = source.location.partition(",scoring=")
+    if given and scoring not in SCORING:
+        raise SettingError(
+            f"scoring is unknown, got {scoring!r}", hint=f"use {' or '.join(SCORING)}"
+        )
     knowledge, items = (
-        tuple(load_jsonl(path, on_error=source.on_error)) for path in _paths(source.location)
+        tuple(load_jsonl(path, on_error=source.on_error)) for path in _paths(location)
     )
     everything = (*knowledge, *items)
     own_choices = any(example.query.choices for example in everything)
@@ -151,7 +160,9 @@ def jsonl(source: Source) -> Benchmark:
             parse=ChoiceParser(whole_words=True),
             prompt=LetteredPrompter(),
         )
-    free = (WholeMatch(), Containment())
+    free: tuple[Metric, ...] = (SameAnswer(), UndecidedShare(), Containment())
+    if scoring == "exact":
+        free = (WholeMatch(), Containment())
     return Benchmark(source.spec, knowledge, items, metrics=free, prompt=LetteredPrompter())
 
 

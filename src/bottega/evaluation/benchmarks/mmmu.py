@@ -25,6 +25,7 @@ from bottega.evaluation.metrics.mathvision_official import (
     OfficialMathVisionParser,
 )
 from bottega.evaluation.metrics.mmmu import SUBJECT, MathVisionAccuracy, MMMUAccuracy
+from bottega.evaluation.metrics.official_choices import OfficialMMMUParser
 from bottega.parsing import ChoiceParser, FinalAnswerParser, RationaleParser
 from bottega.prompting import MATH_V, MATH_V_REASONED, MMMU, MMMU_REASONED
 from bottega.types import Example, Query
@@ -37,8 +38,8 @@ OPTIONS = {
     "knowledge": ("", "test"),
     "images": ("any", "one"),
     "unparsable": ("none", "random"),
+    "scoring": ("official", "lenient"),
 }
-
 SCORING = {"scoring": ("lenient", "official")}
 
 
@@ -48,7 +49,8 @@ def mmmu(source: Source) -> Benchmark:
     `split=dev` evaluates dev (150 items) with validation (900) as the knowledge base, as in RCTS
     and Cache-of-Thought; `split=validation` swaps the two. `knowledge=test` replaces the examples
     by the questions of test, whose answers are not published: a master must answer them
-    (Cache-of-Thought's WarmStart). `images=one` keeps items and examples with one image, as in
+    (Cache-of-Thought's WarmStart). `scoring=lenient` reads choices with `ChoiceParser` instead of
+    MMMU's official rules. `images=one` keeps items and examples with one image, as in
     Cache-of-Thought.
     """
     location, options = read_location(source, OPTIONS)
@@ -70,13 +72,14 @@ def mmmu(source: Source) -> Benchmark:
     example_split = "validation" if query_split == "dev" else "dev"
     example_split = "test" if from_test else example_split
     is_random = options["unparsable"] == "random"
+    parser = OfficialMMMUParser if options["scoring"] == "official" else ChoiceParser
     return Benchmark(
         source.spec,
         read(example_split),
         read(query_split),
         metrics=(MMMUAccuracy(golds, random_fallback=is_random),),
         parse=RationaleParser(
-            ChoiceParser(unparsable="random" if is_random else "none", seed=source.seed)
+            parser(unparsable="random" if is_random else "none", seed=source.seed)
         ),
         prompt=MMMU,
         rationale_prompt=MMMU_REASONED,

@@ -22,13 +22,15 @@ from bottega.evaluation.benchmarks.tables import (
     text,
     texts,
 )
+from bottega.evaluation.metrics.official_choices import OneStatementParser
 from bottega.image import path_text
 from bottega.parsing import ChoiceParser, RationaleParser
 from bottega.prompting import SCIENCE_QA, SCIENCE_QA_REASONED
+from bottega.protocols import Parser
 from bottega.types import Example, Query
 
 TAGS = ("subject", "topic", "category", "grade")
-OPTIONS = {"rationales": ("none", "given")}
+OPTIONS = {"rationales": ("none", "given"), "scoring": ("lenient", "official")}
 
 
 def scienceqa(source: Source) -> Benchmark:
@@ -37,6 +39,7 @@ def scienceqa(source: Source) -> Benchmark:
     The source is a folder with the published `problems.json` and `pid_splits.json`, or a table in
     the layout of `derek-thomas/ScienceQA`. Lecture and solution are explanations by people; with
     `rationales=given` they are the rationales of the examples, otherwise examples have none.
+    `scoring=official` reads replies like the published code (`OneStatementParser`).
     """
     location, options = read_location(source, OPTIONS)
     folder = Path(location)
@@ -44,11 +47,12 @@ def scienceqa(source: Source) -> Benchmark:
     read = _published(folder, source.on_error) if published else _tables(location, source.on_error)
     if options["rationales"] == "none":
         read = {split: [replace(one, rationale=None) for one in read[split]] for split in read}
+    parse: Parser = RationaleParser(ChoiceParser(whole_words=True))
     return Benchmark(
         source.spec,
         (*read["train"], *read["val"]),
         tuple(read["test"]),
-        parse=RationaleParser(ChoiceParser(whole_words=True)),
+        parse=OneStatementParser(parse) if options["scoring"] == "official" else parse,
         prompt=SCIENCE_QA,
         rationale_prompt=SCIENCE_QA_REASONED,
         order="nearest-first",

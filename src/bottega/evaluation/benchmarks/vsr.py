@@ -20,13 +20,16 @@ from bottega.evaluation.benchmarks.tables import (
     required,
     text,
 )
+from bottega.evaluation.metrics.official_choices import OneStatementParser
 from bottega.image import Image, path_text
 from bottega.parsing import ChoiceParser, RationaleParser
 from bottega.prompting import VSR_MC
+from bottega.protocols import Parser
 from bottega.types import Example, Query
 
 EXAMPLE_SPLITS, ITEM_SPLIT = ("train", "dev"), "test"
 IMAGES = {"images": ("all", "none")}
+MC_OPTIONS = IMAGES | {"scoring": ("lenient", "official")}
 DISTRACTORS = 5
 LABELS = {0: "false", 1: "true"}
 GAP = "(is) ___"
@@ -61,8 +64,9 @@ def vsr_mc(source: Source) -> Benchmark:
 
     The choices are the relation and five of the other 65, sampled and shuffled by the seed; RCTS
     sampled them without one. Locations are those of `vsr`.
+    `scoring=official` reads only replies with one "The answer is B" (`OneStatementParser`).
     """
-    location, options = read_location(source, IMAGES)
+    location, options = read_location(source, MC_OPTIONS)
     images_of = _images_of(Path(location), options["images"])
     relations = _relations(location)
 
@@ -78,11 +82,12 @@ def vsr_mc(source: Source) -> Benchmark:
         return Example(Query(question, images_of(row), choices, short), relation, source=name)
 
     knowledge, items = _parts(location, make, source)
+    parse: Parser = RationaleParser(ChoiceParser(whole_words=True))
     return Benchmark(
         source.spec,
         knowledge,
         items,
-        parse=RationaleParser(ChoiceParser(whole_words=True)),
+        parse=OneStatementParser(parse) if options["scoring"] == "official" else parse,
         prompt=VSR_MC,
         order="nearest-first",
     )
