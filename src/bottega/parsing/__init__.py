@@ -1,5 +1,6 @@
 """Parsers that turn a reply into an `Answer` with a confidence, and comparison of answers."""
 
+from bottega._util.refusals import is_refusal
 from bottega.parsing.answers import (
     find_stated_answers,
     last_answer,
@@ -19,7 +20,6 @@ from bottega.parsing.comparison import (
     decided_agreement,
     equal_answers,
     field_agreement,
-    is_refusal,
     same_answer,
     same_choice,
     same_number,
