@@ -78,35 +78,36 @@ class WatchedRequest:
         self, work: asyncio.Task[Any], receive: Receive, sender: ReplySender, seconds: float
     ) -> None:
         self._work: asyncio.Task[Any] | None = work
-        self._receive, self._sender, self._seconds = receive, sender, seconds
+        self._sender: ReplySender | None = sender
+        self._receive, self._seconds = receive, seconds
         self._watcher: asyncio.Task[None] | None = None
         self.has_left = False
 
     def listen(self) -> None:
-        if self._watcher is None:
+        if self._watcher is None and self._sender is not None:
             self._sender.last = perf_counter()
-            self._watcher = asyncio.create_task(self._cancel_when_gone())
+            self._watcher = asyncio.create_task(self._cancel_when_gone(self._sender))
 
     def end(self) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
-        # The task's context refers to this request. Break the cycle: otherwise both would stay
-        # until the next garbage collection.
-        self._work = None
+        # The task's context and the sender's record refer to this request. Break the cycles:
+        # otherwise all would stay until the next garbage collection.
+        self._work = self._sender = None
 
-    async def _cancel_when_gone(self) -> None:
-        while not await self._has_disconnected():
-            if self._sender.last + self._seconds <= perf_counter():
-                await self._sender.keep_alive()
+    async def _cancel_when_gone(self, sender: ReplySender) -> None:
+        while not await self._has_disconnected(sender.last + self._seconds):
+            if sender.last + self._seconds <= perf_counter():
+                await sender.keep_alive()
         self.has_left = True
         if self._work is not None:
             self._work.cancel()
 
-    async def _has_disconnected(self) -> bool:
-        """Wait for the next message, or until a keep-alive is due."""
+    async def _has_disconnected(self, until: float) -> bool:
+        """Wait for the next message, or until a keep-alive is due at this `perf_counter` time."""
         # The body is complete, so the next message is the disconnect, or an empty request.
         try:
-            async with asyncio.timeout(self._sender.last + self._seconds - perf_counter()):
+            async with asyncio.timeout(until - perf_counter()):
                 return bool((await self._receive())["type"] == "http.disconnect")
         except TimeoutError:
             return False
