@@ -140,7 +140,7 @@ class MemorySample:
 @dataclass
 class MixedReport:
     seconds: float
-    known: Acknowledged = field(default_factory=Acknowledged)
+    outcomes: Acknowledged = field(default_factory=Acknowledged)
     samples: list[MemorySample] = field(default_factory=list)
     warm: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Size and bound of each cache when they should be full."""
@@ -181,8 +181,8 @@ class MixedReport:
 
     def faults(self) -> list[str]:
         """Return violations of the guarantees."""
-        known = self.known
-        found = [f"wrong: {one}" for one in known.wrong]
+        outcomes = self.outcomes
+        found = [f"wrong: {one}" for one in outcomes.wrong]
         found += [f"lost: {one}" for one in self.lost]
         if self.is_judged:
             if self.growth() > GROWTH:
@@ -195,15 +195,15 @@ class MixedReport:
         if self.tracebacks:
             found.append(f"{self.tracebacks} tracebacks in its log")
         needed = {
-            **{name: known.done[name] for name in ("console", "leave", "metrics", "image_url")},
-            "replayed": known.done["replayed"],
-            "shown examples": known.done["shown examples"],
-            "requests": len(known.requests),
+            **{name: outcomes.done[name] for name in ("console", "leave", "metrics", "image_url")},
+            "replayed": outcomes.done["replayed"],
+            "shown examples": outcomes.done["shown examples"],
+            "requests": len(outcomes.requests),
             "costs": self.compared_costs,
-            "feedback": len(known.feedback),
-            "corrections": len(known.corrections),
-            "responses": len(known.responses),
-            "lines of batches": known.batches["lines"],
+            "feedback": len(outcomes.feedback),
+            "corrections": len(outcomes.corrections),
+            "responses": len(outcomes.responses),
+            "lines of batches": outcomes.batches["lines"],
         }
         found += [
             f"no {name}: the soak says nothing about it" for name in needed if not needed[name]
@@ -211,12 +211,12 @@ class MixedReport:
         return found
 
     def document(self) -> dict[str, object]:
-        known = self.known
+        outcomes = self.outcomes
         return {
             "seconds": self.seconds,
-            "done": dict(known.done),
-            "refused": dict(known.refused),
-            "batches": dict(known.batches),
+            "done": dict(outcomes.done),
+            "refused": dict(outcomes.refused),
+            "batches": dict(outcomes.batches),
             "acknowledged": self.acknowledged(),
             "costs": self.costs,
             "memory": [(one.seconds, one.resident) for one in self.samples],
@@ -226,26 +226,29 @@ class MixedReport:
         }
 
     def acknowledged(self) -> dict[str, int]:
-        known = self.known
+        outcomes = self.outcomes
         return {
-            "requests": len(known.requests),
+            "requests": len(outcomes.requests),
             "costs": self.compared_costs,
-            "feedback": len(known.feedback),
-            "corrections": len(known.corrections),
-            "responses": sum(map(len, known.responses.values())),
-            "lines of batches": known.batches["lines"],
+            "feedback": len(outcomes.feedback),
+            "corrections": len(outcomes.corrections),
+            "responses": sum(map(len, outcomes.responses.values())),
+            "lines of batches": outcomes.batches["lines"],
             "lost": len(self.lost),
         }
 
     def text(self) -> str:
-        known, lines = self.known, [f"{self.seconds:.0f} s", "", "| action | done | refused |"]
+        outcomes, lines = (
+            self.outcomes,
+            [f"{self.seconds:.0f} s", "", "| action | done | refused |"],
+        )
         lines.append("|---|---|---|")
-        names = {*known.done, *(one.partition(" ")[0] for one in known.refused)}
-        for name in sorted(names, key=lambda name: -known.done[name]):
-            count = known.done[name]
+        names = {*outcomes.done, *(one.partition(" ")[0] for one in outcomes.refused)}
+        for name in sorted(names, key=lambda name: -outcomes.done[name]):
+            count = outcomes.done[name]
             refused = [
                 f"{times:,} x {one.partition(' ')[2]}"
-                for one, times in sorted(known.refused.items())
+                for one, times in sorted(outcomes.refused.items())
                 if one.partition(" ")[0] == name
             ]
             lines.append(f"| {name} | {count:,} | {', '.join(refused)} |")
@@ -259,7 +262,7 @@ class MixedReport:
             lines.append(
                 f"| {name} | {f'{bound:,}' if bound > 0 else 'none'} | {before:,} | {size:,} |"
             )
-        lines += ["", f"acknowledged: {self.acknowledged()}", f"batches: {dict(known.batches)}"]
+        lines += ["", f"acknowledged: {self.acknowledged()}", f"batches: {dict(outcomes.batches)}"]
         lines.append(f"US dollars by replies and ledger: {self.costs[0]:.6f}, {self.costs[1]:.6f}")
         lines.append(f"objects that became more: {dict(list(self.grown.items())[:12])}")
         lines += [f"FAULT {one}" for one in self.faults()[:30]] or ["no fault"]
@@ -368,7 +371,7 @@ class MixedSoak:
                     f"http://127.0.0.1:{self._port}",
                     tenants[number % len(tenants)],
                     f"{upstream}/images",
-                    report.known,
+                    report.outcomes,
                     random.Random(f"{self._seed}/{number}"),
                     numbers,
                     session,
@@ -414,7 +417,7 @@ class MixedSoak:
         the same time may have another order."""
         newest = RESPONSES - self._concurrency
         async with aiohttp.ClientSession() as session:
-            for key, ids in report.known.responses.items():
+            for key, ids in report.outcomes.responses.items():
                 for id in ids[-newest:]:
                     url = f"http://127.0.0.1:{self._port}/v1/responses/{id}"
                     headers = {"authorization": f"Bearer {key}"}
@@ -431,7 +434,7 @@ class MixedSoak:
             costs = dict(entries.fetchall())
             ratings = dict(ledger.execute("SELECT request_id, rating FROM gateway_feedback"))
         said = written = 0.0
-        for id, cost in report.known.requests.items():
+        for id, cost in report.outcomes.requests.items():
             if id not in costs:
                 report.lost.append(f"request {id}")
             elif cost is not None:
@@ -442,7 +445,7 @@ class MixedSoak:
         report.costs = said, written
         report.lost += [
             f"feedback on {id}: {rating}, stored {ratings.get(id)}"
-            for id, rating in report.known.feedback.items()
+            for id, rating in report.outcomes.feedback.items()
             if ratings.get(id) != rating
         ]
 
@@ -453,6 +456,6 @@ class MixedSoak:
                 ids = set(cache.ids())
             report.lost += [
                 f"correction {id} in {namespace}"
-                for where, id in report.known.corrections
+                for where, id in report.outcomes.corrections
                 if where == namespace and id not in ids
             ]

@@ -108,10 +108,10 @@ class MixedClient:
     url: str
     tenant: TenantKey
     images_url: str
-    known: Acknowledged
+    outcomes: Acknowledged
     rng: random.Random
     numbers: itertools.count[int]
-    """Of namespaces, and of questions that are asked once."""
+    """Of namespaces, and of questions that are sent once."""
     session: aiohttp.ClientSession
     _cookie: str = ""
     _last: str = ""
@@ -129,13 +129,13 @@ class MixedClient:
         try:
             async with asyncio.timeout(STUCK):
                 await action()
-            self.known.done[name] += 1
+            self.outcomes.done[name] += 1
         except RefusedError as error:
-            self.known.refused[f"{name} {error}"] += 1
+            self.outcomes.refused[f"{name} {error}"] += 1
         except TimeoutError:
-            self.known.is_wrong("no reply in time", name)
+            self.outcomes.is_wrong("no reply in time", name)
         except (aiohttp.ClientError, ConnectionError, KeyError, ValueError) as problem:
-            self.known.is_wrong(f"{name} failed", repr(problem))
+            self.outcomes.is_wrong(f"{name} failed", repr(problem))
 
     async def chat(self) -> None:
         await self._chat(self._question(), {"temperature": self.rng.choice([0, 0.5])})
@@ -187,7 +187,7 @@ class MixedClient:
             return
         second = await self._response(other, {"store": True, "previous_response_id": first})
         if second is not None and self.rng.random() < 0.3:
-            self.known.responses[self.tenant.key].remove(second)
+            self.outcomes.responses[self.tenant.key].remove(second)
             path = f"/v1/responses/{second}"
             await self._read("DELETE", path)
             await self._expect(404, "GET", path)
@@ -217,7 +217,7 @@ class MixedClient:
             self._took(response, question, text, None if failed else found.get("usage"))
         if failed or not found.get("store"):
             return None
-        self.known.responses.setdefault(self.tenant.key, []).append(found["id"])
+        self.outcomes.responses.setdefault(self.tenant.key, []).append(found["id"])
         return str(found["id"])
 
     async def messages(self) -> None:
@@ -251,7 +251,7 @@ class MixedClient:
         async with self._post("/v1/embeddings", body, {}) as response:
             vectors = [one["embedding"] for one in json.loads(await response.read())["data"]]
             if len(vectors) != len(parts) or len({len(one) for one in vectors}) != 1:
-                self.known.is_wrong("embeddings of other inputs", vectors)
+                self.outcomes.is_wrong("embeddings of other inputs", vectors)
 
     async def feedback(self) -> None:
         number = next(self.numbers)
@@ -263,9 +263,9 @@ class MixedClient:
             given |= {"correction": f"Corrected {id}", "messages": [question.turn]}
         async with self._post("/v1/feedback", given, {}, refused={403}, counted=False) as response:
             found = json.loads(await response.read())
-        self.known.feedback[id] = rating
+        self.outcomes.feedback[id] = rating
         if is_correction:
-            self.known.corrections.append((self.tenant.namespace, found["example"]))
+            self.outcomes.corrections.append((self.tenant.namespace, found["example"]))
 
     async def batch(self) -> None:
         endpoint = self.rng.choice(BATCH_ENDPOINTS)
@@ -290,12 +290,12 @@ class MixedClient:
                 found += [json.loads(line) for line in content.splitlines()]
                 await self._read("DELETE", f"/v1/files/{batch[name]}")
         if sorted(line["custom_id"] for line in found) != ids or batch["status"] != "completed":
-            self.known.is_wrong("a batch without all its lines", batch, found)
+            self.outcomes.is_wrong("a batch without all its lines", batch, found)
         for line in found:
             status = line["response"]["status_code"]
-            self.known.batches["lines" if status == 200 else f"lines with {status}"] += 1
+            self.outcomes.batches["lines" if status == 200 else f"lines with {status}"] += 1
             if status == 200:
-                self.known.requests[line["response"]["request_id"]] = None
+                self.outcomes.requests[line["response"]["request_id"]] = None
         await self._read("DELETE", f"/v1/files/{file['id']}")
         await self._expect(404, "GET", f"/v1/files/{file['id']}")
 
@@ -329,7 +329,7 @@ class MixedClient:
             await self._log_in()
             status, text = await self._page(page)
         if status != 200 or "</html>" not in text:
-            self.known.is_wrong("console page", page, status, text)
+            self.outcomes.is_wrong("console page", page, status, text)
 
     async def _page(self, page: str) -> tuple[int, str]:
         url, headers = f"{self.url}/ui/{page}", {"cookie": self._cookie}
@@ -356,7 +356,7 @@ class MixedClient:
     async def metrics(self) -> None:
         text = await self._content("/metrics")
         if b"\nbottega_ledger_rows_lost 0.0" not in text:
-            self.known.is_wrong("the ledger lost rows", text)
+            self.outcomes.is_wrong("the ledger lost rows", text)
 
     async def invalid(self) -> None:
         body = self._body(self._question().turn["content"], {})
@@ -368,7 +368,7 @@ class MixedClient:
             ]
         )
         async with self._post("/v1/chat/completions", sent[1], {}, refused={sent[0]}):
-            self.known.is_wrong("an invalid request was answered", sent)
+            self.outcomes.is_wrong("an invalid request was answered", sent)
 
     def _question(self) -> Question:
         number = self.rng.randrange(QUESTIONS)
@@ -392,7 +392,7 @@ class MixedClient:
             streamed = body.get("stream")
             reply = await (streamed_reply if streamed else plain_reply)(response)
             if not reply.whole and not reply.failed:
-                self.known.is_wrong("a stream without an end", question, reply)
+                self.outcomes.is_wrong("a stream without an end", question, reply)
             usage = reply.usage if reply.whole and not reply.failed else None
             return self._took(response, question, reply.text, usage)
 
@@ -406,16 +406,16 @@ class MixedClient:
         """Check the text, and note the cost of the reply. Return the request's id."""
         headers, id = response.headers, response.headers["x-request-id"]
         if not is_start(text, question.digest) and not text.startswith("Corrected "):
-            self.known.is_wrong("not an answer to this question", question, text)
+            self.outcomes.is_wrong("not an answer to this question", question, text)
         if usage is not None:
             into, out = PRICES[headers["x-bottega-route"]]
             read = usage.get("prompt_tokens", usage.get("input_tokens", 0))
             made = usage.get("completion_tokens", usage.get("output_tokens", 0))
             is_replay = headers["x-bottega-cache"] == "replayed"
-            self.known.requests[id] = 0.0 if is_replay else (read * into + made * out) / 1e6
-            self.known.done["replayed"] += is_replay
+            self.outcomes.requests[id] = 0.0 if is_replay else (read * into + made * out) / 1e6
+            self.outcomes.done["replayed"] += is_replay
             shown = headers.get("x-bottega-demonstrations", "0") != "0"
-            self.known.done["shown examples"] += shown
+            self.outcomes.done["shown examples"] += shown
         self._last = id
         return id
 
@@ -436,10 +436,10 @@ class MixedClient:
             if response.status != 200:
                 text = await response.text()
                 if response.status not in EXPECTED | refused or '"error"' not in text:
-                    self.known.is_wrong("an unexpected error", path, response.status, text)
+                    self.outcomes.is_wrong("an unexpected error", path, response.status, text)
                 raise RefusedError(response.status)
             if counted:
-                self.known.requests[response.headers["x-request-id"]] = None
+                self.outcomes.requests[response.headers["x-request-id"]] = None
             yield response
 
     async def _last_event(
@@ -451,7 +451,7 @@ class MixedClient:
             if line.startswith("data: ") and (event := json.loads(line[6:]))["type"] in ends:
                 last = event
         if not last:
-            self.known.is_wrong("a stream without an end", response.url)
+            self.outcomes.is_wrong("a stream without an end", response.url)
         return last
 
     @property
@@ -462,7 +462,7 @@ class MixedClient:
         url = f"{self.url}{path}"
         async with self.session.get(url, headers=self._key) as response:
             if response.status != 200:
-                self.known.is_wrong("not readable", path, response.status)
+                self.outcomes.is_wrong("not readable", path, response.status)
             return await response.read()
 
     async def _read(self, method: str, path: str, **sent: Any) -> Any:
@@ -472,11 +472,11 @@ class MixedClient:
             if response.status in EXPECTED:
                 raise RefusedError(response.status)
             if response.status != 200:
-                self.known.is_wrong(f"{method} failed", path, response.status, text)
+                self.outcomes.is_wrong(f"{method} failed", path, response.status, text)
             return json.loads(text)
 
     async def _expect(self, status: int, method: str, path: str) -> None:
         url = f"{self.url}{path}"
         async with self.session.request(method, url, headers=self._key) as response:
             if response.status != status:
-                self.known.is_wrong(f"expected status {status}", path, response.status)
+                self.outcomes.is_wrong(f"expected status {status}", path, response.status)

@@ -24,7 +24,7 @@ notes = Console(stderr=True, emoji=False)  # keeps progress and warnings out of 
 # change the text direction of the rest of the line.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 # Warnings printed for each kind of error; the others are counted.
-SHOWN_ALIKE = 3
+SHOWN_SIMILAR = 3
 
 
 def print_result(json: bool, document: object, text: str) -> None:
@@ -128,16 +128,16 @@ class SkippedExamples(list[BottegaError]):
         if self._strict:
             raise error
         self.append(error)
-        alike = self._kinds.setdefault((type(error), error.hint or str(error)), [])
-        alike.append(error)
-        if len(alike) <= SHOWN_ALIKE:
+        similar = self._kinds.setdefault((type(error), error.hint or str(error)), [])
+        similar.append(error)
+        if len(similar) <= SHOWN_SIMILAR:
             warn(error)
 
     def warn_of_rest(self) -> None:
         """Print the numbers of errors that were not printed, once."""
-        for alike in self._kinds.values():
-            if (more := len(alike) - SHOWN_ALIKE) > 0:
-                text = f"and {more:,} more like {alike[0]}"
+        for similar in self._kinds.values():
+            if (more := len(similar) - SHOWN_SIMILAR) > 0:
+                text = f"and {more:,} more like {similar[0]}"
                 notes.print(shown("skipped: ", "yellow") + shown(text), soft_wrap=True)
         self._kinds.clear()
 
