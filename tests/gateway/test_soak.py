@@ -145,5 +145,5 @@ async def test_mixed_soak_of_twenty_seconds_loses_nothing(tmp_path: Path) -> Non
     report = await MixedSoak(tmp_path, concurrency=8).run(20, old_requests=1_000)
     faults = [one for one in report.faults() if "the soak says nothing" not in one]
     assert faults == []  # a busy machine may not reach each endpoint in this time
-    assert len(report.known.requests) > 50
+    assert len(report.outcomes.requests) > 50
     assert report.compared_costs > 20
