@@ -253,7 +253,8 @@ class FairSemaphore:
             self._held[client] = left
         else:
             self._idle[client] = self.clock()
-        self._admit()
+        if self.waiting:
+            self._admit()
 
     def _fits(self, client: str, need: int) -> bool:
         return need <= self.free - self._reserved_for_others(client) and (

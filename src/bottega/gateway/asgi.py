@@ -449,10 +449,11 @@ class App:
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
             return
-        if is_console(scope["path"]):
+        of_console = is_console(scope["path"])
+        if of_console:
             send = unframed(send)
         try:
-            self._check(scope)
+            self._check(scope, of_console)
         except ApiError as error:
             await error_at(scope["path"], error)(scope, receive, send)
             return
@@ -467,13 +468,13 @@ class App:
         finally:
             receiver.release()  # forms are kept in files until the reply
 
-    def _check(self, scope: Scope) -> None:
+    def _check(self, scope: Scope, of_console: bool) -> None:
         """Check the host name, and on the metrics port the path. Raises `ApiError`."""
         # Probes and Prometheus send the address or service name of the machine.
         is_for_metrics = self._is_for_metrics(scope)
         exempt = scope["path"] == "/healthz" or is_for_metrics
         # With keys, only the console has a list of names: its cookies belong to a name.
-        hosts = self._gateway.allowed_hosts if is_console(scope["path"]) else ()
+        hosts = self._gateway.allowed_hosts if of_console else ()
         if (self._gateway.authenticate is None or hosts) and not exempt:
             host_header = dict(scope["headers"]).get(b"host")
             host = None if host_header is None else host_header.decode("latin-1")

@@ -112,6 +112,8 @@ def expected_image_tokens(request: ChatRequest, shown: Sequence[Candidate]) -> i
 
 
 def _image_tokens(request: ChatRequest, shown: Sequence[Candidate]) -> int:
+    if not shown:
+        return 0
     images = sum(len(one.example.query.images) for one in shown)
     return images * IMAGE_TOKENS.get(_detail(request) or "", MAX_IMAGE_TOKENS)
 

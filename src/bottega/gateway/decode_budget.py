@@ -40,6 +40,7 @@ SMALL_BODY = 64 * 1024
 LINGER_SECONDS = 1.0
 # A body may take so long, and a second more for each of these bytes.
 BODY_SECONDS, BODY_BYTES_PER_SECOND = 120.0, 64 * 1024
+CHECKS = 20  # for late bodies, in the time after which a body has stalled
 
 
 def embedding_cost(image: Image) -> DecodeCost:
@@ -176,6 +177,8 @@ class BodyBudget:
     def __init__(self, max_bytes: int = RECEIVED_BYTES) -> None:
         quarter = max_bytes // 4
         self.bytes = FairSemaphore(max_bytes, reserved=quarter, share=quarter)
+        self.watched: dict[BodyReceiver, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     def receiver(self, content_length: str | None, receive: Receive) -> BodyReceiver:
         """Return `receive` within the limits of the budget, until it is released. Nothing is
@@ -183,13 +186,34 @@ class BodyBudget:
         length = content_length or ""
         return BodyReceiver(self, int(length[:20]) if length.isdecimal() else 0, receive)
 
+    def watch(self, receiver: BodyReceiver) -> None:
+        """End late waits of the receiver until it is released. One timer serves all: one for each
+        message took a tenth of the time of a repeat."""
+        self.watched[receiver] = None
+        if self._timer is None:
+            self._schedule_check()
+
+    def _schedule_check(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self.stalled_seconds / CHECKS, self._check, loop)
+
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        for receiver in self.watched:
+            receiver.end_late_wait(loop.time())
+        if self.watched:
+            self._schedule_check()
+
 
 class BodyReceiver:
     """Receiver of the messages of one request. Raises `ApiError` (408, 503)."""
 
     def __init__(self, budget: BodyBudget, length: int, receive: Receive) -> None:
         self._budget, self._length, self._receive = budget, length, receive
-        self._received, self._deadline, self._is_complete = 0, 0.0, False
+        self._received, self._is_complete, self._is_late = 0, False, False
+        self._task: asyncio.Task[Any] | None = None
+        self._begun = 0.0  # with the first message
+        self._waits_since: float | None = None  # for the next message
         self._refusal: ApiError | None = None
         self._held: list[tuple[int, str]] = []
 
@@ -207,13 +231,16 @@ class BodyReceiver:
     async def _receive_in_time(self) -> MutableMapping[str, Any]:
         if max(self._length, self._received) > SMALL_BODY:
             await self._reserve()
-        now = asyncio.get_running_loop().time()
-        self._deadline = self._deadline or now + BODY_SECONDS
-        latest = self._deadline + self._received / BODY_BYTES_PER_SECOND
+        self._waits_since = asyncio.get_running_loop().time()
+        if self._task is None:
+            self._begun = self._waits_since
+            self._budget.watch(self)
+        self._task = asyncio.current_task()
         try:
-            async with asyncio.timeout_at(min(now + self._budget.stalled_seconds, latest)):
-                return await self._receive()
-        except TimeoutError:
+            return await self._receive()
+        except asyncio.CancelledError:
+            if not self._is_late or self._task is None or self._task.uncancel():
+                raise
             raise ApiError(
                 "the body of the request did not arrive in time",
                 status=408,
@@ -221,10 +248,23 @@ class BodyReceiver:
                 headers={"connection": "close"},
                 hint="send it without pauses, or in smaller requests",
             ) from None
+        finally:
+            self._waits_since = None
+
+    def end_late_wait(self, now: float) -> None:
+        """End the wait for a message that is late."""
+        if self._task is None or self._waits_since is None:  # while the gateway is at work
+            return
+        latest = self._begun + BODY_SECONDS + self._received / BODY_BYTES_PER_SECOND
+        if now >= min(self._waits_since + self._budget.stalled_seconds, latest):
+            self._is_late, self._waits_since = True, None
+            self._task.cancel()
 
     def lingering(self, send: Send) -> Send:
         """Return a `send` that reads the rest of a refused body before it ends the response. A
         connection that is closed with unread bytes is reset, and the client loses the response."""
+        if 0 < self._length <= SMALL_BODY:
+            return send
 
         async def send_lingering(message: Any) -> None:
             is_last = message["type"] == "http.response.body" and not message.get("more_body")
@@ -248,6 +288,8 @@ class BodyReceiver:
                     self._is_complete = not (await self._receive()).get("more_body")
 
     def release(self) -> None:
+        self._budget.watched.pop(self, None)
+        self._task = None  # the task's frames refer to this receiver
         for need, client in self._held:
             self._budget.bytes.release(need, client)
         self._held.clear()
@@ -255,6 +297,8 @@ class BodyReceiver:
     async def _reserve(self) -> None:
         """Reserve the length, and of a body without one a megabyte at a time. Only the first
         megabyte waits: bodies that hold some and wait for more could wait for each other."""
+        if self._length and self._held:
+            return
         lane, reserved = self._budget.bytes, sum(need for need, _ in self._held)
         wanted = self._length or (self._received // MB + 1) * MB
         most = lane.room - lane.reserved  # a longer body must leave room for other clients, too

@@ -60,6 +60,8 @@ class Rejections:
 
     def knows(self, account: str, tier: str, request: ChatRequest) -> bool:
         """Return whether the tier rejected such a request recently."""
+        if not self._known:  # nearly always: the features cost more than the rest
+            return False
         sizes = _sizes(request)
         for name in (*sizes, *_features(request).values()):
             least = self._known.get((account, tier, name))

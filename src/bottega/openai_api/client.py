@@ -240,17 +240,19 @@ class ChatClient:
         connection = await self._connections.get()
         state = _call.get() or CallState()
         state.idle.set()
-        async with connection.slots.hold():
+        client = await connection.slots.acquire(1)
+        try:
             state.idle.clear()
             state.started = perf_counter()
-            try:
-                with self._breaker.attempt() if self._breaker else nullcontext() as attempt:
-                    yield connection.session, attempt
-            except Exception:
-                # The next attempt starts after a pause. A cancellation is not an `Exception`: it
-                # ends a running call.
-                state.idle.set()
-                raise
+            with self._breaker.attempt() if self._breaker else nullcontext() as attempt:
+                yield connection.session, attempt
+        except Exception:
+            # The next attempt starts after a pause. A cancellation is not an `Exception`: it ends
+            # a running call.
+            state.idle.set()
+            raise
+        finally:
+            connection.slots.release(1, client)
 
     def _parsed(self, response: Response, choices: int = 1) -> JSONObject:
         if response.status >= 300:
