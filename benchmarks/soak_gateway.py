@@ -47,10 +47,11 @@ def write_figures(file: Path) -> None:
     while True:
         time.sleep(0.2)
         if wanted.exists():
+            # The gateway freezes the objects of its start. They are not frozen again: garbage among
+            # frozen objects is never collected.
+            gc.unfreeze()
             gc.collect()
-            gc.unfreeze()  # the gateway freezes the objects of its start
             objects = gc.get_objects()
-            gc.freeze()
             kinds = Counter(f"{type(one).__module__}.{type(one).__name__}" for one in objects)
             found = {"caches": caches(objects), "objects": dict(kinds.most_common(300))}
             del objects
