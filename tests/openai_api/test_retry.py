@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime
 from email.utils import format_datetime
 
@@ -95,3 +96,19 @@ async def test_only_retryable_errors_are_retried(error: EndpointError, calls: in
     with pytest.raises(type(error)):
         await RetryPolicy(attempts=3, sleep=sleep)(fail)
     assert len(seen) == calls
+
+
+async def test_retries_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    failures = [ServerFailedError("status 503", retry_after=2.0)]
+
+    async def sleep(seconds: float) -> None:
+        pass
+
+    async def succeed_at_last() -> str:
+        if failures:
+            raise failures.pop()
+        return "answer"
+
+    with caplog.at_level(logging.INFO, "bottega"):
+        assert await RetryPolicy(sleep=sleep, random=lambda: 0.0)(succeed_at_last) == "answer"
+    assert caplog.messages == ["attempt 1 failed, next in 2.0 s: status 503"]

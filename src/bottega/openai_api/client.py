@@ -304,6 +304,7 @@ class RetryPolicy:
                 if spent or not error.retryable or (error.retry_after or 0) > self.longest_wait:
                     raise
                 last = copy(error)  # without its traceback, which refers to this frame
+                log.info("attempt %d failed, next in %.1f s: %s", number + 1, wait, error)
             waited += wait
             await self.sleep(wait)
         raise AssertionError("unreachable: the last attempt returns or raises")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -88,7 +89,9 @@ class Connections:
                 # `slots` limit the requests: a wait in aiohttp's queue would count towards `total`.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
                 timeout=aiohttp.ClientTimeout(
-                    total=self.timeout, sock_connect=min(self.timeout, CONNECT_SECONDS)
+                    total=self.timeout,
+                    sock_connect=min(self.timeout, CONNECT_SECONDS),
+                    ceil_threshold=math.inf,  # do not round up to whole seconds
                 ),
                 headers=self.endpoint.headers,
                 max_field_size=MAX_HEADER,
