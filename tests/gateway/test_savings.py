@@ -359,6 +359,7 @@ def test_savings_subtract_the_servers_of_the_period(ledger: Ledger, case: str) -
     ledger.flush()
     found = savings(ledger, namespace=namespace, since=since, pooled=pooled)
     assert found.servers_usd == pytest.approx(cost, rel=1e-3)
+    assert found.leaves_out_servers == (bool(prices) and not pooled)
     assert found.master_only is not None
     assert found.master_only.saved.value == pytest.approx(saved, rel=1e-3)
     alone = ledger.read("SELECT sum(cost_usd) FROM gateway_entries WHERE time >= ?1", since or 0)

@@ -57,8 +57,9 @@ class Savings:
     rejected. `master_only` is None without a priced answer of the master, `agreement` without
     shadow samples. `spent_usd` excludes `unpriced` requests. `servers_usd` is the cost of
     servers with a price per hour in the `hours` from the first to the last request of all
-    namespaces; one namespace pays by its share of each tier's requests. `lost_rows` count requests
-    of all time, which are in no other number."""
+    namespaces; one namespace pays by its share of each tier's requests, or not at all if the
+    savings `leaves_out_servers`. `lost_rows` count requests of all time, which are in no other
+    number."""
 
     master: str
     namespace: str | None
@@ -70,6 +71,7 @@ class Savings:
     spent_usd: float
     hours: float
     servers_usd: float
+    leaves_out_servers: bool
     unpriced: int
     master_only: MasterOnlyCost | None
     agreement: ShadowQuality | None
@@ -105,6 +107,7 @@ def savings(
         spent,
         hours,
         sum(servers.values()),
+        not reader.pooled and any(ledger.hourly_prices().values()),
         sum(route.unpriced for route in routes),
         _master_only_cost(reader, spent, servers),
         shadow_quality(samples) if samples else None,
