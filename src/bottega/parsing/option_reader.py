@@ -61,8 +61,8 @@ CONNECTIVE = re.compile(
 )
 CLAUSE = re.compile(r"[.!?;:]\s+|\.\Z|\n|,\s+|\b(?:but|so|because|since|while|hence|thus)\b", re.I)
 DENIAL = re.compile(
-    r"\b(?:not|none|nor|never|neither|cannot|except|unless|unlikely|nicht|rul(?:e[sd]?|ing) out"
-    r"|exclud\w*|eliminat\w*|wrong|incorrect|unlike|rather than|instead of)\b"
+    r"\b(?:not|none|nor|never|neither|cannot|except|unless|until|unlikely|nicht"
+    r"|rul(?:e[sd]?|ing) out|exclud\w*|eliminat\w*|wrong|incorrect|unlike|rather than|instead of)\b"
     r"|n['’]t\b|[不非错]|ليس",
     re.IGNORECASE,
 )
