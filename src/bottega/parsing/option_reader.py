@@ -18,7 +18,7 @@ WIDE = str.maketrans(
     | {"，": ", ", "、": ", "}
     | {chr(ord("Ａ") + at): letter for at, letter in enumerate(ascii_uppercase)}
 )
-ANSWER = "answer|antwort|respuesta|réponse|risposta|resposta|ответ"
+ANSWER = "answer|antwort|respuesta|opción|réponse|risposta|resposta|alternativa|ответ"
 QUALIFIER = "final|correct|right|best|predicted|my|most likely|most appropriate|most suitable"
 LINE = re.compile(
     rf"^[^\w\n]*(?:(?:{QUALIFIER})[ \t]+){{0,3}}(?:{ANSWER})(?:[ \t]+(?:choice|option|key|letter))?"
@@ -26,16 +26,18 @@ LINE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 PHRASE = re.compile(
-    rf"\b(?:(?:{ANSWER})(?:\s+(?:choice|option|correcta|correcte|corretta))?|(?:{QUALIFIER})\s+"
+    rf"\b(?:(?:{ANSWER})(?:\s+(?:choice|option|correc?ta|correcte|corretta))?|(?:{QUALIFIER})\s+"
     r"(?:option|choice|one|letter|match|description|label))\s*"
-    r"(?:(?:here\s+)?(?:is|would be|should be|must be|has to be|ist|es|est|è|é)\b|[:=])\s*"
-    r"[:\-]?\s*(?:(?:indeed|therefore|thus|clearly|again|la|le|el|die)\s+)?(?=(\S.{0,299}))",
+    r"(?:(?:here\s+)?(?:is|would be|should be|must be|has to be|ist|es|est|è|é)\b|[:=–—])\s*"
+    r"[:\-]?\s*(?:(?:indeed|therefore|thus|clearly|again|la|le|el|o|die|a(?=\s+(?-i:[A-Z])\b))\s+)?(?=(\S.{0,299}))",
     re.IGNORECASE,
 )
 CHOOSE = re.compile(
     r"\bI(?:['’](?:d|ll)|\s+(?:would|will))?\s+(?:go with|choose|select|pick)\s+(?=(\S.{0,299}))"
     r"|(?:答案|选项)\s*(?:应该|应)?(?:是|为|选|:)\s*(?=(\S.{0,299}))|(?:故|应|因此|所以|本题)?选择?\s*:?\s*"
-    r"(?=([(\[]?[A-Z](?![A-Za-z]).{0,299}))",
+    r"(?=([(\[]?[A-Z](?![A-Za-z]).{0,299}))"
+    r"|(?:答え|正解|正答|(?<!\w)(?:정답|답)|उत्तर|الإجابة|الجواب)(?:\s+الصحيح\w*)?"
+    r"(?:は|은|는|\s+(?:है|هي|هو)(?!\w))?\s*:?\s*(?=(\S.{0,299}))",
     re.IGNORECASE,
 )
 RIGHT = re.compile(
