@@ -168,6 +168,26 @@ def test_exported_lines_are_imported_and_bad_ones_named(tmp_path: Path) -> None:
         assert orjson.loads(lines.splitlines()[0])["answer"] == "shade 0"
 
 
+@pytest.mark.parametrize("path", ["/cache", "/knowledge"])
+def test_users_who_see_all_begin_in_a_namespace_with_entries(tmp_path: Path, path: str) -> None:
+    operator = Account("", "operator", namespace="operators", admin=True)
+    with base_console(tmp_path) as served:
+        keys = [served.key(one) for one in (operator, EVE)]
+        reads = [("GET", path, None), ("GET", f"{path}?namespace=operators", None)]
+        [(status, text), _] = served.send(keys[0], reads)  # nothing anywhere
+        assert status == 200 and 'value="operators"' in text
+        served.base("few").add([text_example("Whose?", "one")])
+        fill(served.base("many"))
+        fill(served.base(""))  # cannot be named
+        [(_, chosen), (_, named)] = served.send(keys[0], reads)
+        assert 'value="many"' in chosen and 'value="operators"' in named
+        [(_, own)] = served.send(keys[1], reads[:1])
+        assert "many" not in own
+        served.base("operators").add([text_example("Whose?", "ours")])
+        [(_, own), _] = served.send(keys[0], reads)
+        assert 'value="operators"' in own
+
+
 def test_other_namespaces_and_forbidden_changes_are_rejected(tmp_path: Path) -> None:
     with base_console(tmp_path) as served:
         ann, eve = served.key(ANN), served.key(EVE)

@@ -30,7 +30,7 @@ from bottega.ui.base_analysis import (
     principal_components,
 )
 from tests.builders import solid_image
-from tests.knowledge.doubles import damaged_image, text_example
+from tests.knowledge.doubles import SeededEmbedder, damaged_image, text_example
 from tests.ui.base_console import TOKEN, Elements, base_console
 from tests.ui.conftest import drop, log_in, serious_findings
 
@@ -154,6 +154,16 @@ def test_the_map_is_computed_once_for_each_state() -> None:
         base.delete(base.ids()[:1])
         second = analyses.map(base, "")
         assert second is not None and len(second.points) == 11
+
+
+@pytest.mark.parametrize(("classes", "named", "others"), [(3, 3, 0), (10, 10, 0), (12, 9, 3)])
+def test_ten_classes_have_colours_of_their_own(classes: int, named: int, others: int) -> None:
+    with KnowledgeBase.open(":memory:", SeededEmbedder()) as base:
+        base.add(text_example(f"{label} {n}", f"{label}") for label in range(classes) for n in "ab")
+        legend = embedding_map(base).legend
+    assert len({style for style, *_ in legend}) == len(legend)
+    counts = {label: count for _, label, count in legend}
+    assert counts.pop("other labels", 0) == 2 * others and len(counts) == named
 
 
 def test_the_map_has_the_directions_of_greatest_variance() -> None:

@@ -26,7 +26,7 @@ NEIGHBOURS = 6
 BLOCK = 256  # examples whose neighbours are searched at once, while requests wait
 MAX_CACHED = 16  # analyses
 SUBSPACE, ITERATIONS = 10, 7
-COLOURS = 8
+STYLES = (*("s0", "s1", "s2", "s3", "s4"), *("s5", "s6", "s8", "s9", "s7"))  # the last is grey
 OTHER = "other labels"
 WIDTH, HEIGHT, MARGIN = 720, 480, 12  # pixels
 
@@ -137,11 +137,10 @@ def embedding_map(base: KnowledgeBase) -> EmbeddingMap:
     labels = labels_by_id(base)
     named = [", ".join(labels.get(id, ())) for id in ids]
     counts = Counter(named)
-    frequent = [label for label, _ in counts.most_common(COLOURS)]
-    if len(counts) > COLOURS:
-        frequent = frequent[: COLOURS - 1]
-    style = {label: f"s{number}" for number, label in enumerate(frequent)}
-    rest = f"s{COLOURS - 1}"
+    frequent = [label for label, _ in counts.most_common(len(STYLES))]
+    if len(counts) > len(STYLES):
+        frequent = frequent[:-1]
+    style, rest = dict(zip(frequent, STYLES, strict=False)), STYLES[-1]
     points = [
         MapPoint(id, round(float(x), 1), round(float(y), 1), style.get(label, rest), label)
         for id, label, (x, y) in zip(ids, named, positions, strict=True)

@@ -16,7 +16,7 @@ from bottega.image import MAX_BYTES, Image
 from bottega.knowledge import KnowledgeBase
 from bottega.openai_api.errors import ApiError
 from bottega.types import Example
-from bottega.ui.pages import Page, Visit
+from bottega.ui.pages import Page, Redirect, Visit
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -56,6 +56,16 @@ class NamespacePages:
                 hint="start it with a configuration: bottega serve --config FILE",
             )
         return open_for(visit, self.open_base, self.check_namespace)
+
+    def elsewhere(self, visit: Visit, base: KnowledgeBase, path: str) -> Redirect | None:
+        """Return a redirection to the namespace with the most examples, for users who see all and
+        named none, and whose own is empty."""
+        if visit.value("namespace") or not visit.user.sees_all or len(base):
+            return None
+        counts = {name: count for name, count in base.namespaces().items() if name}
+        if not counts:
+            return None
+        return Redirect(path, params={"namespace": max(counts, key=lambda name: counts[name])})
 
     def page(
         self, visit: Visit, base: KnowledgeBase, template: str, values: dict[str, object]

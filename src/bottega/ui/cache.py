@@ -53,6 +53,8 @@ class CachePages(NamespacePages):
     def browse(self, visit: Visit) -> Result:
         """List entries, newest first. A text search also finds entries with similar questions."""
         base, text = self.base(visit), visit.value("text").strip()
+        if (other := self.elsewhere(visit, base, "/cache")) is not None:
+            return other
         found = paged(visit, _matching(base, text, visit.value("provenance")), PAGE_SIZE)
         nearest: Sequence[Candidate] = ()
         problem = ""

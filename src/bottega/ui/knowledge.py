@@ -37,6 +37,8 @@ class KnowledgePages(NamespacePages):
     def browse(self, visit: Visit) -> Result:
         """Show each label with one of its examples, or all examples of one label."""
         base = self.base(visit)
+        if (other := self.elsewhere(visit, base, "/knowledge")) is not None:
+            return other
         ids = base.ids_by_label()
         label, text = visit.value("label"), visit.value("text").strip()
         if label:
