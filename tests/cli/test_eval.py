@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import orjson
@@ -264,6 +265,22 @@ def test_the_trees_of_a_run_are_explained(run: Run) -> None:
     Path("empty").mkdir()
     refused = run("explain", id, "--traces", "empty")
     assert (refused.code, "empty holds no run" in refused.err) == (1, True)
+
+
+def test_the_page_of_an_answer_of_a_run_has_its_images(run: Run, pets: Path) -> None:
+    task = ("eval", f"image-folder:{pets}", "--methods", "top-k", "--shots", 2, "--limit", 1)
+    assert run(*task, "--embed", "pixels", "--out", "kept").code == 0
+    [row] = run("log", "--traces", "kept").out.splitlines()[1:]
+    explain = ("explain", row.split()[0], "--traces", "kept", "--out", "page.html")
+    done = run(*explain)
+    page = Path("page.html").read_text("utf-8")
+    assert done.code == 0 and page.count("data:image/") == 3  # the question and two examples
+    assert "images are missing" not in page
+    with closing(sqlite3.connect("kept/run.db")) as stored, stored:
+        stored.execute("DELETE FROM thumbnails")
+    assert run(*explain).code == 0
+    page = Path("page.html").read_text("utf-8")
+    assert page.count("data:image/") == 0 and "set --kb to the knowledge base" in page
 
 
 def test_eval_of_facts_reads_passages_by_default(run: Run, served: Server) -> None:

@@ -49,6 +49,8 @@ def explain(
         raise SettingError("--kb and --image need a page", hint="add --out FILE.html")
     with closing(stored_traces(traces)) as store:
         found = store.get(trace)
+        hashes = image_hashes(found) if out is not None else ()
+        images = {one: kept for one in hashes if (kept := store.image(one)) is not None}
     if json:
         print_json(found)
     else:
@@ -64,12 +66,12 @@ def explain(
             _grow(root, names, tree.root, tree.path)
             console.print(root, soft_wrap=True)
     if out is not None:
-        images = _question_images(image or (), found)
-        absent = "traces hold no images; set --kb to the knowledge base that has them"
+        images |= _question_images(image or (), found)
+        absent = "the traces lack them; set --kb to the knowledge base that has them"
         if kb is not None:
             with open_rows(kb, namespace) as knowledge:
                 check_filled(knowledge, kb, namespace)
-                images |= knowledge.images(image_hashes(found))
+                images |= knowledge.images(hashes)
             absent = f"they are missing or damaged in {kb}; set --image for the question's own"
         page = render_explanation(found, images, absent=absent)
         out.write_text(page, encoding="utf-8", errors="replace", newline="\n")

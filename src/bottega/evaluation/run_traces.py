@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import orjson
@@ -11,9 +11,9 @@ import orjson
 from bottega._util.sql_tables import FileTables, SqlRow
 from bottega._util.sqlite import application_id
 from bottega.evaluation.run_store import BUSY_SECONDS, RUN_FILE
+from bottega.image import Image
 from bottega.recording import TraceStore
 from bottega.recording.stored_traces import searchable_text
-from bottega.recording.trace_images import ImageFolder
 
 # Temporary tables: the file of the run does not change.
 TABLES = """
@@ -36,8 +36,8 @@ def is_run_file(file: Path) -> bool:
 
 def open_run_traces(file: Path) -> TraceStore:
     """Open the traces in the file of a run for reading. Raises `StoreError`."""
-    images = ImageFolder(file.with_name(f"{file.name}-images"))  # runs store none
-    return TraceStore(file, RunTables(file), images)
+    tables = RunTables(file)
+    return TraceStore(file, tables, RunThumbnails(tables))
 
 
 class RunTables(FileTables):
@@ -64,6 +64,21 @@ class RunTables(FileTables):
                 connection.execute("REPLACE INTO run_traces VALUES (?,?,?,?,?,?,?,?,?,?)", row)
                 connection.execute("REPLACE INTO trace_texts VALUES (?,?,?,?,?)", texts)
         connection.execute("PRAGMA query_only = ON")
+
+
+class RunThumbnails:
+    """Thumbnails of a run by the sha256 of their images. They cannot be changed."""
+
+    def __init__(self, tables: RunTables) -> None:
+        self._tables = tables
+
+    def put(self, times: Mapping[Image, float]) -> None: ...
+
+    def get(self, sha256: str) -> Image | None:
+        rows = self._tables.execute("SELECT data FROM thumbnails WHERE sha256 = ?", sha256)
+        return Image.from_bytes(bytes(rows[0][0])) if rows else None
+
+    def prune(self, before: float, max_bytes: int | None) -> None: ...
 
 
 def _rows(
