@@ -128,7 +128,8 @@ class InProcessModel(ABC):
             is_memory = isinstance(error, torch.OutOfMemoryError) or "memory" in str(error).lower()
             raise GenerationError(
                 f"the model failed: {first_line(error)}",
-                hint="lower `max_batch` or `prefix_cache_mb`, use fewer shots, or reduce the images"
+                hint="lower `max_batch` or `prefix_cache_mb` (BOTTEGA_PREFIX_CACHE_MB), use fewer shots,"
+                " or reduce the images"
                 if is_memory
                 else "check that the model accepts several images per prompt, and prompts of this"
                 " length",

@@ -12,7 +12,7 @@ import transformers
 from transformers.cache_utils import DynamicLayer
 
 from bottega.generation.caches import VisionCache
-from bottega.generation.in_process import InProcessModel, check_length, to_reply
+from bottega.generation.in_process import InProcessModel, check_length, first_line, to_reply
 from bottega.generation.model_files import load_parts
 from bottega.generation.prefix_reuse import BatchReader, prefixed_inputs
 from bottega.generation.sampling import GumbelSampler, SampleRow, StopCriterion, to_completion
@@ -93,17 +93,29 @@ class LoadedModel(InProcessModel):
     def _answer(self, batch: Sequence[RenderedPrompt]) -> list[Samples]:
         if self.tree is not None and not batch[0].prefix:
             return self._from_tree(self.tree, batch)
+        reader = self.reader
+        if reader is None or not reader.enabled or batch[0].prefix:
+            return self._from_model(batch, None)
+        try:
+            return self._from_model(batch, reader)
+        except Exception as error:  # families break the cache in any way
+            reason = first_line(error)
+        answers = self._from_model(batch, None)  # raises an error that is not the cache's
+        reader.disable(reason)
+        return answers
+
+    def _from_model(
+        self, batch: Sequence[RenderedPrompt], reader: BatchReader | None
+    ) -> list[Samples]:
         samples = batch[0].samples
         rows = [SampleRow(one.sampling, index) for one in batch for index in range(samples)]
         tokenized: list[TokenizedPrompt] = []
-        if self.reader is not None and self.reader.enabled and not batch[0].prefix:
-            tokenized = [
-                self.reader.tokenize(one.text, one.image_keys, one.decoded) for one in batch
-            ]
+        if reader is not None:
+            tokenized = [reader.tokenize(one.text, one.image_keys, one.decoded) for one in batch]
         inputs, prompt_tokens = self._read(batch, tokenized)
         generated = self._generate(inputs, rows)
-        if self.reader is not None and tokenized:
-            self.reader.store(tokenized, samples, inputs)
+        if reader is not None:
+            reader.store(tokenized, samples, inputs)
         answers = []
         for i, one in enumerate(batch):
             found = generated[i * samples : (i + 1) * samples]

@@ -58,7 +58,7 @@ def _load(
 def _loaded_parts(source: str, dtype: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
     try:
         processor = hf.AutoProcessor.from_pretrained(source, **options)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         if "torchvision" not in str(error).lower():
             raise
         # Many families (Qwen-VL, SmolVLM) also accept videos, which need torchvision.

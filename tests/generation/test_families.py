@@ -1,0 +1,103 @@
+"""Models of many families by folder: each answers right with the defaults, or one line says what
+is missing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bottega.errors import SettingError
+from bottega.generation import TransformersGenerator, prefix_reuse
+from bottega.naming import ModelSpec
+from bottega.types import Prompt, Reply, Sampling
+from tests.generation.prompts import ask, shown
+from tests.generation.tiny_families import FAMILIES
+
+GREEDY = Sampling(max_tokens=4)
+SEEDED = Sampling(temperature=1.0, max_tokens=3, n=2, seed=1)
+QUICK = ("mllama", "ovis2", "qwen2_vl")  # in `make test`; .ci/run tests all
+SINGLE = [shown(1), shown(60_000), ask("what is above"), shown(1)]
+SEVERAL = [*SINGLE, shown(2, 3, 4), shown(2, 3, 9), shown(2, 3, 4)]
+# Of the image processor of GLM-4V.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_reuse, "MIN_SAVED_TOKENS", 1)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, found in FAMILIES.items()
+        if not found.needs and not found.single
+    ],
+)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return FAMILIES[family].build(tmp_path_factory.mktemp("family") / family)
+
+
+@pytest.fixture
+async def model(folder: Path) -> AsyncIterator[TransformersGenerator]:
+    generator = TransformersGenerator(folder, threads=1)
+    yield generator
+    await generator.aclose()
+
+
+async def answers(
+    model: TransformersGenerator, prompts: Sequence[Prompt], sampling: Sampling
+) -> list[Reply]:
+    return [await model.generate(prompt, sampling) for prompt in prompts]
+
+
+def assert_equal(found: Sequence[Reply], expected: Sequence[Reply]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one.usage == other.usage
+        for here, there in zip(one.completions, other.completions, strict=True):
+            assert here.text == there.text
+            assert here.logprob == pytest.approx(there.logprob, abs=1e-3)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
+async def test_replies_equal_those_of_single_prompts_without_a_cache(
+    family: str, folder: Path, model: TransformersGenerator, sampling: Sampling
+) -> None:
+    prompts = SINGLE if FAMILIES[family].single else SEVERAL
+    whole = TransformersGenerator(folder, threads=1, prefix_cache_mb=0)
+    expected = await answers(whole, prompts, sampling)
+    await whole.aclose()
+    assert_equal(await answers(model, prompts, sampling), expected)
+    together = await asyncio.gather(*(model.generate(one, sampling) for one in prompts))
+    assert_equal(together, expected)
+
+
+@pytest.mark.parametrize("given", ["0", "64"])
+async def test_one_variable_sets_the_prefix_cache_of_named_models(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOTTEGA_PREFIX_CACHE_MB", given)
+    model: Any = ModelSpec(str(FAMILIES["qwen2_vl"].build(tmp_path / "qwen2_vl"))).open()
+    await model.load()
+    assert (model.loaded.reader is not None) == (given != "0")
+    await model.aclose()
+
+
+@pytest.mark.parametrize("given", ["", "-1", "1.5", "off"])
+def test_an_invalid_size_of_the_prefix_cache_is_refused(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOTTEGA_PREFIX_CACHE_MB", given)
+    with pytest.raises(SettingError, match="BOTTEGA_PREFIX_CACHE_MB must be") as caught:
+        ModelSpec("a/b")
+    assert "=256" in caught.value.hint
