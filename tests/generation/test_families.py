@@ -4,6 +4,7 @@ is missing."""
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 from bottega.errors import SettingError
 from bottega.generation import TransformersGenerator, prefix_reuse
 from bottega.naming import ModelSpec
-from bottega.types import Prompt, Reply, Sampling
+from bottega.prompting import AppendixAPrompter
+from bottega.types import Candidate, Example, Prompt, Query, Reply, Sampling
+from tests.builders import solid_image
 from tests.generation.prompts import ask, shown
 from tests.generation.tiny_families import FAMILIES
 
@@ -80,6 +83,23 @@ async def test_replies_equal_those_of_single_prompts_without_a_cache(
     assert_equal(await answers(model, prompts, sampling), expected)
     together = await asyncio.gather(*(model.generate(one, sampling) for one in prompts))
     assert_equal(together, expected)
+
+
+async def test_demonstrations_of_one_turn_keep_their_images(
+    family: str, model: TransformersGenerator
+) -> None:
+    await model.load()
+    labels = ["first", "second", "third"]
+    shown = [
+        Candidate(Example(Query("Which?", (solid_image(shade),)), label), 1.0)
+        for shade, label in enumerate(labels)
+    ]
+    prompt = AppendixAPrompter()(Query("Which?", (solid_image(9),), choices=("a", "b")), shown)
+    text = model.loaded.render(prompt, GREEDY).text
+    marker = re.escape(model.loaded.processor.image_token)
+    found = re.findall(rf"{marker}|Answer Choice: \S+", text)
+    expected = [piece for label in labels for piece in (marker, f"Answer Choice: {label}")]
+    assert found == [*expected, marker, "Answer Choice: [Your"]
 
 
 @pytest.mark.parametrize("given", ["0", "64"])
