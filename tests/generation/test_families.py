@@ -15,16 +15,28 @@ from bottega.errors import SettingError
 from bottega.generation import TransformersGenerator, prefix_reuse
 from bottega.naming import ModelSpec
 from bottega.prompting import AppendixAPrompter
-from bottega.types import Candidate, Example, Prompt, Query, Reply, Sampling
+from bottega.types import Candidate, Example, Message, Prompt, Query, Reply, Sampling
 from tests.builders import solid_image
-from tests.generation.prompts import ask, shown
+from tests.generation.prompts import ask, user
 from tests.generation.tiny_families import FAMILIES
 
 GREEDY = Sampling(max_tokens=4)
 SEEDED = Sampling(temperature=1.0, max_tokens=3, n=2, seed=1)
 QUICK = ("mllama", "ovis2", "qwen2_vl")  # in `make test`; .ci/run tests all
-SINGLE = [shown(1), shown(60_000), ask("what is above"), shown(1)]
-SEVERAL = [*SINGLE, shown(2, 3, 4), shown(2, 3, 9), shown(2, 3, 4)]
+SIZES = [(40, 40), (64, 40), (40, 64)]
+
+
+def chat(*shades: int) -> Prompt:
+    """Return a prompt with a labelled demonstration per image, except the last one."""
+    turns: list[Message] = []
+    for shade in shades:
+        turns += [user(solid_image(shade, SIZES[shade % 3])), Message("assistant", (f"{shade}",))]
+    return Prompt(tuple(turns[:-1]))
+
+
+SINGLE = [chat(1), chat(60_001), chat(2), chat(1)]
+TEXTS = [ask("what is above"), ask("what")]
+SEVERAL = [*SINGLE, *TEXTS, chat(2, 3, 4), chat(2, 3, 10), chat(2, 3, 4)]
 # Of the image processor of GLM-4V.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -70,6 +82,26 @@ def assert_equal(found: Sequence[Reply], expected: Sequence[Reply]) -> None:
         for here, there in zip(one.completions, other.completions, strict=True):
             assert here.text == there.text
             assert here.logprob == pytest.approx(there.logprob, abs=1e-3)
+
+
+async def test_the_processor_is_the_folders_own_and_its_tokens_are_read(
+    family: str, model: TransformersGenerator
+) -> None:
+    await model.load()
+    loaded = model.loaded
+    assert type(loaded.processor).__name__ == FAMILIES[family].processor
+    for prompt in SINGLE if FAMILIES[family].single else SEVERAL:
+        text = loaded.render(prompt, GREEDY).text
+        images = [image.decode_for_model() for image in prompt.images]
+        expected = loaded.processor(
+            text=[text],
+            images=[[image.decode_for_model() for image in prompt.images]]
+            if prompt.images
+            else None,
+            add_special_tokens=not text.startswith("<s>"),
+            return_tensors="pt",
+        )["input_ids"]
+        assert loaded.encode([prompt])["input_ids"].tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED])

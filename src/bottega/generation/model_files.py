@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import transformers
-from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING, processor_class_from_name
 
 from bottega._util.native import load_from_hub
 from bottega.errors import ModelLoadError
@@ -14,6 +14,10 @@ from bottega.generation.in_process import first_line
 from bottega.generation.plain_text import with_plain_text
 
 hf: Any = transformers  # partly annotated
+SAME_FILES = (
+    "download the current files of the model: config.json, the weights, the tokenizer,"
+    " processor_config.json and preprocessor_config.json belong together"
+)
 
 
 def load_parts(source: str, dtype: str, trust_remote_code: bool = False) -> tuple[Any, Any]:
@@ -63,15 +67,32 @@ def _loaded_parts(source: str, dtype: str, options: Mapping[str, Any]) -> tuple[
             raise
         # Many families (Qwen-VL, SmolVLM) also accept videos, which need torchvision.
         processor = _images_only(source, options)
-    return hf.AutoModelForImageTextToText.from_pretrained(source, dtype=dtype, **options), processor
+    model, found = hf.AutoModelForImageTextToText.from_pretrained(
+        source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+    )
+    for key, weights, wanted in found["mismatched_keys"]:
+        raise ModelLoadError(
+            f"{source}: {key} must have the shape {[*wanted]} of config.json, got {[*weights]}",
+            hint=SAME_FILES,
+        )
+    return model, processor
 
 
 def _images_only(source: str, options: Mapping[str, Any]) -> Any:
     def part(kind: Any) -> Any:
         return kind.from_pretrained(source, **options)
 
-    parts = {"image_processor": part(hf.AutoImageProcessor), "tokenizer": part(hf.AutoTokenizer)}
-    family: Any = PROCESSOR_MAPPING[type(part(hf.AutoConfig))]
+    pixels, words = part(hf.AutoImageProcessor), part(hf.AutoTokenizer)
+    parts = {"image_processor": pixels, "tokenizer": words}
+    # As AutoProcessor: Pixtral's processor is not the one of its configuration, LlavaConfig.
+    files = (
+        hf.ProcessorMixin.get_processor_dict(source, **options)[0],
+        pixels.get_image_processor_dict(source, **options)[0],
+        words.init_kwargs,
+    )
+    name = next((one["processor_class"] for one in files if one.get("processor_class")), None)
+    config: Any = type(part(hf.AutoConfig))
+    family: Any = processor_class_from_name(name) if name else PROCESSOR_MAPPING[config]
 
     def arguments(cls: Any, /, *_: object, **__: object) -> list[object]:
         return [parts.get(name) for name in cls.get_attributes()]
