@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bottega.errors import SettingError
+from bottega.errors import ModelLoadError, SettingError
 from bottega.generation import TransformersGenerator, prefix_reuse
 from bottega.naming import ModelSpec
 from bottega.prompting import AppendixAPrompter
@@ -35,10 +36,14 @@ def chat(*shades: int) -> Prompt:
 
 
 SINGLE = [chat(1), chat(60_001), chat(2), chat(1)]
-TEXTS = [ask("what is above"), ask("what")]
+TEXTS = [ask("what is above"), ask("what"), ask("what is above")]
 SEVERAL = [*SINGLE, *TEXTS, chat(2, 3, 4), chat(2, 3, 10), chat(2, 3, 4)]
-# Of the image processor of GLM-4V.
+# Of the processors of GLM-4V and PaliGemma.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+def prompts_of(family: str) -> list[Prompt]:
+    return {None: SEVERAL, 1: SINGLE, 0: TEXTS}[FAMILIES[family].images]
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +54,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-        for name, found in FAMILIES.items()
-        if not found.needs and not found.single
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES
     ],
 )
 def family(request: pytest.FixtureRequest) -> str:
@@ -60,6 +63,9 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    needs = FAMILIES[family].needs
+    if needs and find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed")
     return FAMILIES[family].build(tmp_path_factory.mktemp("family") / family)
 
 
@@ -90,14 +96,12 @@ async def test_the_processor_is_the_folders_own_and_its_tokens_are_read(
     await model.load()
     loaded = model.loaded
     assert type(loaded.processor).__name__ == FAMILIES[family].processor
-    for prompt in SINGLE if FAMILIES[family].single else SEVERAL:
+    for prompt in prompts_of(family):
         text = loaded.render(prompt, GREEDY).text
         images = [image.decode_for_model() for image in prompt.images]
         expected = loaded.processor(
             text=[text],
-            images=[[image.decode_for_model() for image in prompt.images]]
-            if prompt.images
-            else None,
+            images=[images] if images else None,
             add_special_tokens=not text.startswith("<s>"),
             return_tensors="pt",
         )["input_ids"]
@@ -108,7 +112,7 @@ async def test_the_processor_is_the_folders_own_and_its_tokens_are_read(
 async def test_replies_equal_those_of_single_prompts_without_a_cache(
     family: str, folder: Path, model: TransformersGenerator, sampling: Sampling
 ) -> None:
-    prompts = SINGLE if FAMILIES[family].single else SEVERAL
+    prompts = prompts_of(family)
     whole = TransformersGenerator(folder, threads=1, prefix_cache_mb=0)
     expected = await answers(whole, prompts, sampling)
     await whole.aclose()
@@ -120,6 +124,8 @@ async def test_replies_equal_those_of_single_prompts_without_a_cache(
 async def test_demonstrations_of_one_turn_keep_their_images(
     family: str, model: TransformersGenerator
 ) -> None:
+    if FAMILIES[family].images is not None:
+        pytest.skip("reads one image at most")
     await model.load()
     labels = ["first", "second", "third"]
     shown = [
@@ -132,6 +138,20 @@ async def test_demonstrations_of_one_turn_keep_their_images(
     found = re.findall(rf"{marker}|Answer Choice: \S+", text)
     expected = [piece for label in labels for piece in (marker, f"Answer Choice: {label}")]
     assert found == [*expected, marker, "Answer Choice: [Your"]
+
+
+@pytest.mark.parametrize("family", [name for name, one in FAMILIES.items() if one.needs])
+async def test_a_missing_package_is_named(family: str, tmp_path: Path) -> None:
+    needs = FAMILIES[family].needs
+    if find_spec(needs) is not None:
+        pytest.skip(f"{needs} is installed")
+    folder = FAMILIES[family].build(tmp_path / family)
+    with pytest.raises(ModelLoadError) as caught:
+        await TransformersGenerator(folder).load()
+    assert str(caught.value).splitlines()[0] == (
+        f"{folder} needs the package {needs}, which is not installed"
+    )
+    assert f"pip install {needs}" in caught.value.hint
 
 
 @pytest.mark.parametrize("given", ["0", "64"])

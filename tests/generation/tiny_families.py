@@ -35,6 +35,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
+from tests.generation import tiny_blip, tiny_models
+
 hf: Any = transformers  # half annotated
 # Token ids are indices: padding, beginning, end, image, and tokens that a family names.
 SPECIAL = ["<pad>", "<s>", "</s>", "<image>", "<start>", "<stop>", "<video>"]
@@ -51,6 +53,10 @@ ALTERNATE = """\
 {% for m in messages if m['role'] != 'system' %}\
 {% if (m['role'] == 'user') != loop.index0 is even %}\
 {{ raise_exception('roles must alternate user and assistant') }}{% endif %}{% endfor %}"""
+CHAT = (
+    "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 SYSTEM_STRING = "{% if m['role'] == 'system' %}{{ '[SYSTEM]' + m['content'] }}{% else %}"
 
 
@@ -98,6 +104,27 @@ SIGLIP = {"model_type": "siglip_vision_model", **EYE}
 
 
 @dataclass(frozen=True)
+class ImageSettings:
+    """Settings of an image processor that cannot be imported without torchvision."""
+
+    name: str
+
+    def save_pretrained(self, folder: Path) -> None:
+        settings = {"image_processor_type": self.name}
+        (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+
+
+@dataclass(frozen=True)
+class Built:
+    """Family with its own function."""
+
+    build: Callable[[Path], Path]
+    processor: str
+    images: int | None = None
+    needs: str = ""
+
+
+@dataclass(frozen=True)
 class Family:
     """`config` holds the arguments of the configuration, `names` the tokenizer's named tokens, and
     `settings` the arguments of the processor."""
@@ -113,7 +140,7 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)  # of `SPECIAL`
     settings: Mapping[str, Any] = field(default_factory=dict)
     needs: str = ""  # package without which the processor cannot be loaded
-    single: bool = False  # reads one image
+    images: int | None = None  # at most
 
     def build(self, folder: Path) -> Path:
         config = getattr(hf, f"{self.prefix}Config")(**self.config)
@@ -231,8 +258,22 @@ def pixtral(prefix: str, names: Mapping[str, str], **more: Any) -> Family:
     )
 
 
+def llama(folder: Path, *, chat_template: str | None = CHAT) -> Path:
+    """A model that reads text only."""
+    torch.manual_seed(0)
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**TEXT)).eval()
+    for weights in model.parameters():
+        if weights.ndim > 1:
+            weights.data.normal_(0.0, 0.1)
+    model.save_pretrained(folder)
+    words = tokenizer({}, {})
+    words.chat_template = chat_template
+    words.save_pretrained(folder)
+    return folder
+
+
 GRID = [[32, 64], [64, 32], [64, 64]]
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, Family | Built] = {
     "qwen2_vl": qwen("Qwen2VL", depth=1, embed_dim=32, num_heads=2, hidden_size=64),
     "qwen2_5_vl": qwen(
         "Qwen2_5_VL",
@@ -470,7 +511,7 @@ FAMILIES: dict[str, Family] = {
     "pali_gemma": Family(
         "PaliGemma",
         "PaliGemmaProcessor",
-        partial(SiglipImageProcessorPil, size=SQUARE),
+        partial(SiglipImageProcessorPil, size=SQUARE, image_seq_length=4),
         {
             "text_config": {"model_type": "gemma", **TEXT},
             "vision_config": {**SIGLIP, "projection_dim": 64},
@@ -479,6 +520,35 @@ FAMILIES: dict[str, Family] = {
             "hidden_size": 64,
         },
         content="",
-        single=True,
+        images=1,
     ),
+    "lfm2_vl": Family(
+        "Lfm2Vl",
+        "Lfm2VlProcessor",
+        partial(ImageSettings, "Lfm2VlImageProcessor"),
+        {
+            "text_config": {
+                "model_type": "lfm2",
+                **TEXT,
+                "layer_types": ["conv", "full_attention"],
+                "block_ff_dim": 96,
+            },
+            "vision_config": {
+                "model_type": "siglip2_vision_model",
+                **EYE,
+                "num_patches": 16,
+            },
+            "image_token_id": IMAGE,
+            "projector_hidden_size": 64,
+        },
+        needs="torchvision",
+    ),
+    "fast_vlm": Built(tiny_models.fast_vlm, "LlavaProcessor"),
+    "idefics3": Built(tiny_models.idefics3, "Idefics3Processor"),
+    "blip2_opt": Built(tiny_blip.blip2_opt, "PlainTextProcessor", images=1),
+    "blip2_t5": Built(tiny_blip.blip2_t5, "PlainTextProcessor", images=1),
+    "instructblip_t5": Built(tiny_blip.instructblip_t5, "PlainTextProcessor", images=1),
+    "instructblip_llama": Built(tiny_blip.instructblip_llama, "PlainTextProcessor", images=1),
+    "llama": Built(llama, "TextProcessor", images=0),
+    "llama_base": Built(partial(llama, chat_template=None), "TextProcessor", images=0),
 }

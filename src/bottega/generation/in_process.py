@@ -77,7 +77,7 @@ class InProcessModel(ABC):
         if self.max_images is not None and len(images) > self.max_images:
             raise PromptRejectedError(
                 f"the model reads at most {self.image_limit} per prompt, got {len(images)}",
-                hint=ONE_IMAGE,
+                hint=ONE_IMAGE if self.max_images else "use a vision-language model",
             )
         try:
             turns = ((message.role, message.parts) for message in prompt.messages)
@@ -94,7 +94,8 @@ class InProcessModel(ABC):
                 f"the rendered prompt needs {len(images)} image tokens, got {text.count(marker)}",
                 hint="check that the chat template accepts this many images in these turns",
             )
-        return RenderedPrompt(text, images, sampling, prefix=prefix)
+        stop = (*sampling.stop, *getattr(self.processor, "stop", ()))
+        return RenderedPrompt(text, images, replace(sampling, stop=stop), prefix=prefix)
 
     def batch_kind(self, rendered: RenderedPrompt) -> tuple[bool, int, int]:
         """Return the key that all prompts of a batch must share: whether they have images, their

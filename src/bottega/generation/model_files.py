@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import safetensors
 import transformers
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING as TEXT_MODELS,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING as IMAGE_TEXT_MODELS,
+)
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING, processor_class_from_name
 
 from bottega._util.native import load_from_hub
 from bottega.errors import ModelLoadError
 from bottega.generation.in_process import first_line
-from bottega.generation.plain_text import with_plain_text
+from bottega.generation.plain_text import TextProcessor, with_plain_text
 
 hf: Any = transformers  # partly annotated
+# In the messages of transformers, of models' own code and of Python.
+MISSING_PACKAGE = re.compile(
+    r"`pip install ([\w.-]+)|requires the (\w+) library|requires `(\w+)` to be installed"
+    r"|dependencies: (\w+)|No module named '(\w+)"
+)
 SAME_FILES = (
     "download the current files of the model: config.json, the weights, the tokenizer,"
     " processor_config.json and preprocessor_config.json belong together"
@@ -30,16 +45,37 @@ def load_parts(source: str, dtype: str, trust_remote_code: bool = False) -> tupl
     except ModelLoadError:
         raise
     except Exception as error:  # transformers raises errors of any type
-        raise ModelLoadError(
-            f"{source} cannot be loaded as a vision-language model: {first_line(error)}",
-            hint="pass the folder or hub id of an image-text-to-text model; "
-            "a hub id needs network access or a filled cache",
-        ) from error
+        raise _load_error(source, error) from error
     if not hasattr(processor, "image_processor"):
         raise ModelLoadError(
             f"{source} has no image processor", hint="use a model that takes images"
         )
     return model, with_plain_text(model, processor)
+
+
+def _load_error(source: str, error: Exception) -> ModelLoadError:
+    if found := MISSING_PACKAGE.search(str(error)):
+        package = next(filter(None, found.groups())).lower()
+        return ModelLoadError(
+            f"{source} needs the package {package}, which is not installed",
+            hint=f"pip install {package}, from the index of torch if it is torchvision",
+        )
+    for file in sorted(Path(source).glob("*")):  # the libraries do not name a damaged file
+        try:
+            if file.suffix == ".json":
+                json.loads(file.read_bytes())
+            elif file.suffix == ".safetensors":
+                with safetensors.safe_open(file, "pt"):
+                    pass
+        except Exception as damage:
+            return ModelLoadError(
+                f"{file} cannot be read: {first_line(damage)}", hint="download this file again"
+            )
+    return ModelLoadError(
+        f"{source} cannot be loaded as a vision-language or text model: {first_line(error)}",
+        hint="pass the folder or hub id of an image-text-to-text or causal language model; "
+        "a hub id needs network access or a filled cache",
+    )
 
 
 def _load(
@@ -67,7 +103,12 @@ def _loaded_parts(source: str, dtype: str, options: Mapping[str, Any]) -> tuple[
             raise
         # Many families (Qwen-VL, SmolVLM) also accept videos, which need torchvision.
         processor = _images_only(source, options)
-    model, found = hf.AutoModelForImageTextToText.from_pretrained(
+    kind: Any = hf.AutoModelForImageTextToText
+    if not hasattr(processor, "image_processor"):
+        config = type(hf.AutoConfig.from_pretrained(source, **options))
+        if config in TEXT_MODELS and config not in IMAGE_TEXT_MODELS:
+            kind, processor = hf.AutoModelForCausalLM, TextProcessor(processor)
+    model, found = kind.from_pretrained(
         source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
     )
     for key, weights, wanted in found["mismatched_keys"]:
