@@ -45,7 +45,7 @@ def with_tokens(*tokens: str, **renamed: str) -> Change:
 
     def change(folder: Path) -> None:
         special = {f"<{old}>": new for old, new in renamed.items()}
-        words = tokenizer(FAMILIES[folder.name].names, special)
+        words = tokenizer({"image_token": "<image>"}, special)
         words.add_special_tokens({"additional_special_tokens": list(tokens)})
         if tokens:
             words.image_token = tokens[-1]
