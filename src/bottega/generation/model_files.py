@@ -10,12 +10,7 @@ from typing import Any
 
 import safetensors
 import transformers
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING as TEXT_MODELS,
-)
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING as IMAGE_TEXT_MODELS,
-)
+from transformers.models.auto import modeling_auto
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING, processor_class_from_name
 
 from bottega._util.native import load_from_hub
@@ -24,11 +19,14 @@ from bottega.generation.in_process import first_line
 from bottega.generation.plain_text import TextProcessor, with_plain_text
 
 hf: Any = transformers  # partly annotated
+TEXT_MODELS: Any = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
+VISION_MODELS: Any = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 # In the messages of transformers, of models' own code and of Python.
 MISSING_PACKAGE = re.compile(
     r"`pip install ([\w.-]+)|requires the (\w+) library|requires `(\w+)` to be installed"
     r"|dependencies: (\w+)|No module named '(\w+)"
 )
+TORCH_INDEX = ", from the package index that torch came from"
 SAME_FILES = (
     "download the current files of the model: config.json, the weights, the tokenizer,"
     " processor_config.json and preprocessor_config.json belong together"
@@ -58,7 +56,7 @@ def _load_error(source: str, error: Exception) -> ModelLoadError:
         package = next(filter(None, found.groups())).lower()
         return ModelLoadError(
             f"{source} needs the package {package}, which is not installed",
-            hint=f"pip install {package}, from the index of torch if it is torchvision",
+            hint=f"pip install {package}" + TORCH_INDEX * (package == "torchvision"),
         )
     for file in sorted(Path(source).glob("*")):  # the libraries do not name a damaged file
         try:
@@ -106,7 +104,7 @@ def _loaded_parts(source: str, dtype: str, options: Mapping[str, Any]) -> tuple[
     kind: Any = hf.AutoModelForImageTextToText
     if not hasattr(processor, "image_processor"):
         config = type(hf.AutoConfig.from_pretrained(source, **options))
-        if config in TEXT_MODELS and config not in IMAGE_TEXT_MODELS:
+        if config in TEXT_MODELS and config not in VISION_MODELS:
             kind, processor = hf.AutoModelForCausalLM, TextProcessor(processor)
     model, found = kind.from_pretrained(
         source, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
