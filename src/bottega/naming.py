@@ -61,6 +61,7 @@ DISPATCHED = {f"{BUNDLED}:{BY_KIND}": (PHOTOS, "apprentice")}
 DISPATCHED[f"{BUNDLED}:{BY_KIND}-master"] = (PHOTOS_MASTER, "master")
 BUNDLED_MODELS = (BUNDLED, *(f"{BUNDLED}:{name}" for name in MODELS), *DISPATCHED)
 SIMULATED = "simulated:codes"
+PREFIX_CACHE = "BOTTEGA_PREFIX_CACHE_MB"  # environment variable, see `TransformersGenerator`
 HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -119,6 +120,16 @@ def model_for(embed: str, benchmark: str = "") -> str:
     return f"{BUNDLED}:{photos}" if photos else BUNDLED
 
 
+def _prefix_cache_mb() -> int:
+    given = os.environ.get(PREFIX_CACHE, "256")
+    if not given.isdecimal():
+        raise SettingError(
+            f"{PREFIX_CACHE} must be a number of megabytes, got {given!r}",
+            hint=f"export {PREFIX_CACHE}=256; 0 reads every prompt completely",
+        )
+    return int(given)
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """Name of a model and how to open it, in this process or in a worker."""
@@ -128,6 +139,7 @@ class ModelSpec:
     base_url: str | None = field(default=None, repr=False)
     api_key: str | None = field(default=None, repr=False)
     trust_remote_code: bool = False
+    prefix_cache_mb: int = field(default_factory=_prefix_cache_mb)
 
     @classmethod
     def of(cls, name: str, *, concurrency: int = 16, trust_remote_code: bool = False) -> Self:
@@ -145,7 +157,8 @@ class ModelSpec:
         """Return the model: `bundled` (the apprentice), `bundled:NAME`, `openai:NAME` or
         `openai-completions:NAME` (at `base_url`, with at most `concurrency` requests at a time), or
         a Hugging Face id or folder, whose own code runs only with `trust_remote_code`. `base_url`
-        and `api_key` default to OPENAI_BASE_URL and OPENAI_API_KEY. Raises `SettingError`."""
+        and `api_key` default to OPENAI_BASE_URL and OPENAI_API_KEY, `prefix_cache_mb` to
+        BOTTEGA_PREFIX_CACHE_MB. Raises `SettingError`."""
         spec = self.name
         check_model(spec)
         endpoints = ((REMOTE, OpenAIGenerator), (COMPLETIONS, OpenAICompletionsGenerator))
@@ -170,8 +183,12 @@ class ModelSpec:
         if spec.startswith(f"{BUNDLED}:"):
             return bundled(spec.removeprefix(f"{BUNDLED}:"))
         # The bundled embedder may have set torch to one thread.
-        trusted = self.trust_remote_code
-        return TransformersGenerator(spec, threads=os.cpu_count(), trust_remote_code=trusted)
+        return TransformersGenerator(
+            spec,
+            threads=os.cpu_count(),
+            prefix_cache_mb=self.prefix_cache_mb,
+            trust_remote_code=self.trust_remote_code,
+        )
 
 
 def open_model(spec: str) -> Generator:

@@ -45,6 +45,39 @@ def test_eval_writes_every_method_at_every_number_of_shots(run: Run, pets: Path)
     assert best["value"] == 1.0
 
 
+NO_PHOTOS = "embedder bundled: the images do not look like photographs"
+MODEL = "model bundled: for embedder"
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "notes"),
+    [
+        ("image-folder:{pets}", [], [NO_PHOTOS, f"{MODEL} bundled"]),
+        ("image-folder:{pets}", ["--embed", "pixels"], [f"{MODEL} pixels"]),
+        ("image-folder:{pets}", ["--model", "openai:m"], [NO_PHOTOS]),
+        ("image-folder:{pets}", ["--embed", "pixels", "--model", "openai:m"], []),
+        (
+            "knowledge-base:k.db",
+            [],
+            ["embedder pixels: that of the knowledge base", f"{MODEL} pixels"],
+        ),
+        ("codes", [], [NO_PHOTOS, "model simulated:codes: that of codes"]),
+    ],
+)
+def test_eval_notes_why_model_and_embedder_were_chosen(
+    run: Run, pets: Path, source: str, options: list[str], notes: list[str]
+) -> None:
+    if source.startswith("knowledge-base"):
+        assert run("add", "k.db", pets, "--embed", "pixels").code == 0
+    benchmark = source.format(pets=pets)
+    done = run("eval", benchmark, "--methods", "visual-rag", "--dry-run", *options)
+    assert done.code == 0, done.err
+    reasons = re.findall(r"^(?:note: )?((?:model|embedder) \S+: .*)", done.err, re.MULTILINE)
+    assert [reason[: len(note)] for reason, note in zip(reasons, notes, strict=True)] == notes
+    for reason in reasons:
+        assert re.search(f"bottega eval {re.escape(benchmark)} --(embed|model)", reason)
+
+
 def test_eval_sends_the_given_question(run: Run, pets: Path, served: Server) -> None:
     served.answers = [ok("leaf")]
     evaluation = ("eval", f"image-folder:{pets}", "--methods", "zero-shot", "--model", "openai:m")

@@ -285,6 +285,7 @@ async def test_wrong_states_are_detected_and_never_used(
     assert reader_of(shared).prefixes.nbytes == 0
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 async def test_a_bidirectional_model_reads_whole_prompts(tmp_path: Path) -> None:
     folder = tiny_models.pali_gemma(tmp_path / "pali_gemma")
     whole, ahead = TransformersGenerator(folder, prefix_cache_mb=0), TransformersGenerator(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,8 +19,10 @@ from bottega._util.identity import Exclude
 from bottega._util.locations import StoreLocation
 from bottega._util.postgres import is_postgres_url
 from bottega._util.ray_executor import RayExecutor, check_address
-from bottega.cli.output import waiting
+from bottega.bundled.photo_model import PHOTOS
+from bottega.cli.output import note, waiting
 from bottega.errors import (
+    DISTRIBUTION,
     EmbeddingError,
     NotFoundError,
     SettingError,
@@ -35,6 +37,7 @@ from bottega.evaluation.retriever_factory import CachingEmbedder, CachingTokenEm
 from bottega.evaluation.run_store import FILE
 from bottega.evaluation.run_traces import is_run_file, open_run_traces
 from bottega.generation import TransformersGenerator
+from bottega.image import Image
 from bottega.knowledge import FlmrEmbedder
 from bottega.knowledge.embedders import names
 from bottega.knowledge.embedders.flmr import INSTRUCTION
@@ -126,6 +129,22 @@ def local_model(spec: str, trust_remote_code: bool = False) -> TransformersGener
             hint="use bundled, a folder, or a Hugging Face id",
         )
     return generator
+
+
+def explain_embedder(default: str, images: Sequence[Image], command: str) -> None:
+    """Note why these images have this embedder, and the command that sets another one."""
+    if default == PHOTOS:
+        note(f"embedder photos: the images look like photographs; to change it: {command} NAME")
+    elif not naming.has_photos() and naming.are_photographs(images):
+        note(
+            "the images look like photographs, which need another embedder: install"
+            f" {DISTRIBUTION}[{PHOTOS}], then run {command} photos"
+        )
+    else:
+        note(
+            "embedder bundled: the images do not look like photographs; if they are photographs:"
+            f" {command} photos"
+        )
 
 
 OpenEmbedder = Callable[[str], Embedder]

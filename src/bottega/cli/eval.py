@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from typer import Exit, Typer
@@ -20,6 +20,7 @@ from bottega.cli.components import (
     check_rerank,
     check_retrieval_options,
     check_retrieve,
+    explain_embedder,
     local_model,
     open_executor,
     with_synonyms,
@@ -138,7 +139,14 @@ from bottega.evaluation.runner import RunState
 from bottega.evaluation.search_config import search_config
 from bottega.generation import TransformersGenerator
 from bottega.knowledge.embedders.names import BUNDLED
-from bottega.naming import ModelSpec, check_model, default_embedder, model_for
+from bottega.naming import (
+    SAMPLED,
+    SIMULATED,
+    ModelSpec,
+    check_model,
+    default_embedder,
+    model_for,
+)
 from bottega.recipes import Classifier
 from bottega.recipes.cache_retrieval import BY_DRAFT
 from bottega.recipes.visual_rag import LABEL_TOKENS
@@ -294,9 +302,7 @@ def evaluate(
             f"the labelled questions of {data.name} have no published answers",
             hint="let a master answer them with bottega answer, then set --answers-from",
         )
-    if embed is None and retrieve != "hybrid":
-        images = chain.from_iterable(example.query.images for example in data.knowledge)
-        config = replace(config, embed=default_embedder(images))
+    config = _with_embedder(config, embed, own_embed, data)
     if order is None and answers_from is None:
         config = replace(config, order=data.order)
     brief = data.labels and prompt != REASONED
@@ -307,7 +313,7 @@ def evaluate(
         reasoning_tokens=max_tokens or REASONING_TOKENS,
     )
     spec = ModelSpec.of(
-        model or model_for(config.embed, config.benchmark),
+        model or _default_model(config),
         concurrency=concurrency,
         trust_remote_code=trust_remote_code,
     )
@@ -343,6 +349,30 @@ def evaluate(
         _compare(
             data, config, settings, shown, hyper_model, skipped, budget, out, json, traces, run
         )
+
+
+def _with_embedder(
+    config: RunConfig, given: str | None, own: str | None, data: Benchmark
+) -> RunConfig:
+    """Return the configuration with the default embedder if none is given, and note the choice."""
+    command = f"bottega eval {config.benchmark} --embed"
+    if given is not None and given == own:
+        note(f"embedder {given}: that of the knowledge base; to change it: {command} NAME")
+    if given is not None or config.retrieve == "hybrid":
+        return config
+    images = chain.from_iterable(example.query.images for example in data.knowledge)
+    sample = list(islice(images, SAMPLED))
+    if sample:
+        explain_embedder(default_embedder(sample), sample, command)
+    return replace(config, embed=default_embedder(sample))
+
+
+def _default_model(config: RunConfig) -> str:
+    """Return the name of the default model, and note the choice."""
+    name = model_for(config.embed, config.benchmark)
+    why = f"that of {config.benchmark}" if name == SIMULATED else f"for embedder {config.embed}"
+    note(f"model {name}: {why}; to change it: bottega eval {config.benchmark} --model NAME")
+    return name
 
 
 def _load(config: RunConfig, rationales: StoreLocation | None) -> tuple[Benchmark, int, str]:

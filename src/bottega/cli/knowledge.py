@@ -10,8 +10,7 @@ from typing import Annotated
 from typer import Argument, Exit, Option
 
 from bottega._util.locations import StoreLocation
-from bottega.bundled.photo_model import PHOTOS
-from bottega.cli.components import LOCAL, check_executor, embedder_opener
+from bottega.cli.components import LOCAL, check_executor, embedder_opener, explain_embedder
 from bottega.cli.example_source import ExampleSource, TableColumns, open_passages, open_source
 from bottega.cli.knowledge_files import (
     counted,
@@ -36,14 +35,13 @@ from bottega.cli.output import (
     say,
 )
 from bottega.cli.progress import Status, progress
-from bottega.errors import DISTRIBUTION, LoadError, SettingError
-from bottega.image import Image
+from bottega.errors import LoadError, SettingError
 from bottega.knowledge import AddResult, KnowledgeBase
 from bottega.knowledge.batch import is_sound
 from bottega.knowledge.embedders.names import packaged_name, reads_text_only
 from bottega.knowledge.records import DEFAULT
 from bottega.knowledge.transfer import count_exported
-from bottega.naming import SAMPLED, are_photographs, default_embedder, has_photos
+from bottega.naming import SAMPLED, default_embedder
 from bottega.recording import ABSTENTION
 from bottega.types import Example
 
@@ -116,7 +114,7 @@ def add(
     text = _added_text(added, skipped, whole_name(file, namespace), total, embedders)
     print_result(json, {**counts, "skipped": skipped.reasons}, text)
     if has_default:
-        _note_default_embedder(default, images, file)
+        explain_embedder(default, images, f"bottega reindex {file} --embed")
 
 
 def _first_sound(found: ExampleSource, source: str, skipped: SkippedExamples) -> Sequence[Example]:
@@ -135,23 +133,6 @@ def _nothing_readable(source: str, skipped: SkippedExamples) -> LoadError:
         f"{source} has no readable examples, got {plural(len(skipped), 'error')}",
         hint=skipped[0].hint or str(skipped[0]),
     )
-
-
-def _note_default_embedder(default: str, images: Sequence[Image], file: StoreLocation) -> None:
-    """Note why a new knowledge base has this embedder, and how to choose another."""
-    reindex = f"bottega reindex {file} --embed"
-    if default == PHOTOS:
-        note(f"embedder photos: the images look like photographs; to change it: {reindex} NAME")
-    elif not has_photos() and are_photographs(images):
-        note(
-            "the images look like photographs, which need another embedder: install"
-            f" {DISTRIBUTION}[{PHOTOS}], then run {reindex} photos"
-        )
-    else:
-        note(
-            "embedder bundled: the images do not look like photographs; if they are photographs:"
-            f" {reindex} photos"
-        )
 
 
 def _kept(status: Status, file: StoreLocation) -> str:

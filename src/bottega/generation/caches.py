@@ -236,7 +236,8 @@ class VisionCache:
 
 
 def _placeholder(model: Any, processor: Any) -> str | None:
-    """Return the text of one image, or None if it differs between two image shapes."""
+    """Return the text of one image, or None if it differs between two image shapes, or if the
+    processor writes more than it and the prompt."""
     probes = [Pillow.new("RGB", size) for size in ((8, 8), (200, 90))]
     pixels = processor.image_processor(probes, return_tensors="pt")
     values = pixels["pixel_values"]
@@ -246,7 +247,10 @@ def _placeholder(model: Any, processor: Any) -> str | None:
         tokens = len(_encode(model, values)[0])
     found = {processor.replace_image_token(pixels, image_idx=i) for i in (0, 1)}
     placeholder = str(processor.image_token) * tokens
-    return placeholder if found == {placeholder} else None
+    # PaliGemma's processor adds tokens to the text.
+    read = processor(text=[f"{processor.image_token}text"], images=[probes[:1]])["input_ids"][0]
+    written = processor.tokenizer(f"{placeholder}text")["input_ids"]
+    return placeholder if found == {placeholder} and list(read) == list(written) else None
 
 
 def _encode(model: Any, pixels: torch.Tensor) -> torch.Tensor | Sequence[torch.Tensor]:

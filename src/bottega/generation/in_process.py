@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,13 @@ from bottega.generation.caches import VisionCache
 from bottega.generation.sampling import SampleRow
 from bottega.generation.token_tree import TokenTree
 from bottega.generation.tokenization import (
+    ChatTemplate,
     ControlTokens,
     RenderedPrompt,
     adds_special_tokens,
     decoded_images,
 )
 from bottega.generation.tree_generation import TreeGenerator, parts_by_length
-from bottega.image import Image
 from bottega.types import Completion, Prefix, Prompt, Samples, Sampling, Usage
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ class InProcessModel(ABC):
     def transformers_model(self) -> LoadedModel:
         """Return this model as loaded by transformers; load it if necessary."""
 
+    @cached_property
+    def template(self) -> ChatTemplate:
+        return ChatTemplate(self.processor, self.control)
+
     @property
     def max_images(self) -> int | None:
         """Maximum images of a prompt, None without a limit."""
@@ -72,22 +77,16 @@ class InProcessModel(ABC):
         if self.max_images is not None and len(images) > self.max_images:
             raise PromptRejectedError(
                 f"the model reads at most {self.image_limit} per prompt, got {len(images)}",
-                hint=ONE_IMAGE,
+                hint=ONE_IMAGE if self.max_images else "use a vision-language model",
             )
         try:
-            text = self.processor.apply_chat_template(
-                [
-                    {"role": message.role, "content": list(map(self._part, message.parts))}
-                    for message in prompt.messages
-                ],
-                add_generation_prompt=not prefilled,
-                continue_final_message=prefilled,
-            )
+            turns = ((message.role, message.parts) for message in prompt.messages)
+            text = self.template.render(turns, prefilled=prefilled)
         except Exception as error:  # templates raise errors of any type
             raise PromptRejectedError(
                 f"the chat template rejects the prompt: {first_line(error)}",
                 hint="check that the model accepts this order of roles, several images and a system"
-                " turn",
+                " turn; --prompt interleaved alternates user and assistant",
             ) from error
         marker = getattr(self.processor, "image_token", None)
         if marker and text.count(marker) != len(images):
@@ -95,7 +94,8 @@ class InProcessModel(ABC):
                 f"the rendered prompt needs {len(images)} image tokens, got {text.count(marker)}",
                 hint="check that the chat template accepts this many images in these turns",
             )
-        return RenderedPrompt(text, images, sampling, prefix=prefix)
+        stop = (*sampling.stop, *getattr(self.processor, "stop", ()))
+        return RenderedPrompt(text, images, replace(sampling, stop=stop), prefix=prefix)
 
     def batch_kind(self, rendered: RenderedPrompt) -> tuple[bool, int, int]:
         """Return the key that all prompts of a batch must share: whether they have images, their
@@ -128,7 +128,8 @@ class InProcessModel(ABC):
             is_memory = isinstance(error, torch.OutOfMemoryError) or "memory" in str(error).lower()
             raise GenerationError(
                 f"the model failed: {first_line(error)}",
-                hint="lower `max_batch` or `prefix_cache_mb`, use fewer shots, or reduce the images"
+                hint="lower `max_batch` or `prefix_cache_mb` (BOTTEGA_PREFIX_CACHE_MB), use fewer"
+                " shots, or reduce the images"
                 if is_memory
                 else "check that the model accepts several images per prompt, and prompts of this"
                 " length",
@@ -179,11 +180,6 @@ class InProcessModel(ABC):
     def _decode(self, tokens: list[int]) -> str:
         text = str(self.processor.tokenizer.decode(tokens, skip_special_tokens=True))
         return self.control.unescape(text)
-
-    def _part(self, part: str | Image) -> dict[str, str]:
-        if isinstance(part, str):
-            return {"type": "text", "text": self.control.escape(part)}
-        return {"type": "image"}
 
 
 def check_length(tokens: int, most: int) -> None:

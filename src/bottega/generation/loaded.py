@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 import transformers
+from PIL import Image as Pillow
 from transformers.cache_utils import DynamicLayer
 
+from bottega.errors import ModelLoadError
 from bottega.generation.caches import VisionCache
-from bottega.generation.in_process import InProcessModel, check_length, to_reply
-from bottega.generation.model_files import load_parts
+from bottega.generation.in_process import InProcessModel, check_length, first_line, to_reply
+from bottega.generation.model_files import SAME_FILES, load_parts
 from bottega.generation.prefix_reuse import BatchReader, prefixed_inputs
 from bottega.generation.sampling import GumbelSampler, SampleRow, StopCriterion, to_completion
 from bottega.generation.token_tree import TokenTree
@@ -77,11 +79,42 @@ class LoadedModel(InProcessModel):
         loaded = cls(
             model, processor, frozenset(ends - {None}), control, vision_cache, reader=reader
         )
+        if vision_cache is None:  # else it has compared tokens and features
+            loaded._check_image_tokens(source)
         # Both reuse prefixes; the tree also saves work within the layers of a small decoder.
         tree = TokenTree.for_model(model) if vision_cache and not reader else None
         if tree is None:
             return loaded
         return replace(loaded, tree=TreeGenerator(tree, loaded.ends, loaded._decode))
+
+    def _check_image_tokens(self, source: str) -> None:
+        """Read one image. Raises `ModelLoadError` if the processor writes other image tokens than
+        the model reads."""
+        marker = getattr(self.processor, "image_token", None)
+        try:
+            with torch.inference_mode():
+                reason = self._image_token_error(marker) if marker else None
+        except ValueError as error:  # of the library's comparison with the features
+            reason = first_line(error)
+        except Exception:  # another kind of model; real errors appear when it answers
+            return
+        if reason is not None:
+            processor = type(self.processor).__name__
+            raise ModelLoadError(f"{source}: {processor} does not fit: {reason}", hint=SAME_FILES)
+
+    def _image_token_error(self, marker: str) -> str | None:
+        if marker not in self.processor.tokenizer.get_vocab():
+            return f"the tokenizer has no token {marker}"
+        inputs = self.processor(
+            text=[f"{marker}image"], images=[[Pillow.new("RGB", (64, 48))]], return_tensors="pt"
+        ).to(self.model.device, self.model.dtype)
+        ids, token = inputs["input_ids"], self.model.config.image_token_id
+        if ids.max() >= (rows := self.model.get_input_embeddings().num_embeddings):
+            return f"the model reads {rows} tokens, the tokenizer writes token {int(ids.max())}"
+        if not (ids == token).any():
+            return f"image_token_id of config.json is {token}, the tokenizer writes no such token"
+        self.model.generate(**inputs, generation_config=self._settings(1))
+        return None
 
     def transformers_model(self) -> LoadedModel:
         return self
@@ -93,17 +126,29 @@ class LoadedModel(InProcessModel):
     def _answer(self, batch: Sequence[RenderedPrompt]) -> list[Samples]:
         if self.tree is not None and not batch[0].prefix:
             return self._from_tree(self.tree, batch)
+        reader = self.reader
+        if reader is None or not reader.enabled or batch[0].prefix:
+            return self._from_model(batch, None)
+        try:
+            return self._from_model(batch, reader)
+        except Exception as error:  # families break the cache in any way
+            reason = first_line(error)
+        answers = self._from_model(batch, None)  # raises an error that is not the cache's
+        reader.disable(reason)
+        return answers
+
+    def _from_model(
+        self, batch: Sequence[RenderedPrompt], reader: BatchReader | None
+    ) -> list[Samples]:
         samples = batch[0].samples
         rows = [SampleRow(one.sampling, index) for one in batch for index in range(samples)]
         tokenized: list[TokenizedPrompt] = []
-        if self.reader is not None and self.reader.enabled and not batch[0].prefix:
-            tokenized = [
-                self.reader.tokenize(one.text, one.image_keys, one.decoded) for one in batch
-            ]
+        if reader is not None:
+            tokenized = [reader.tokenize(one.text, one.image_keys, one.decoded) for one in batch]
         inputs, prompt_tokens = self._read(batch, tokenized)
         generated = self._generate(inputs, rows)
-        if self.reader is not None and tokenized:
-            self.reader.store(tokenized, samples, inputs)
+        if reader is not None:
+            reader.store(tokenized, samples, inputs)
         answers = []
         for i, one in enumerate(batch):
             found = generated[i * samples : (i + 1) * samples]

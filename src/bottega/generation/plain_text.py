@@ -1,9 +1,10 @@
-"""Prompts of BLIP-2 and InstructBLIP: one image before plain text, without a chat template (needs
-torch and transformers)."""
+"""Prompts without a chat template (BLIP-2, InstructBLIP, PaliGemma: one image before plain text),
+and models that read text only (needs torch and transformers)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -11,11 +12,15 @@ import transformers
 from PIL import Image as Pillow
 
 from bottega.errors import ModelLoadError
+from bottega.generation.completions import ANSWER, NEXT_QUESTION, render_turns
+from bottega.types import Message
 
 hf: Any = transformers  # partly annotated
 # The prompt of InstructBLIP's authors for OK-VQA, and of BLIP-2's for FlanT5.
 QUESTION = "Question: {} Short answer:"
 FAMILIES = ("blip-2", "instructblip")
+# The words by which PaliGemma knows its tasks.
+TASKS = ("answer ", "caption", "cap ", "describe", "detect ", "ocr", "question ", "segment ")
 Turn = Mapping[str, Any]
 
 
@@ -29,6 +34,7 @@ class PlainTextProcessor:
     def __init__(self, processor: Any, config: Any) -> None:
         self.tokenizer, self.image_processor = processor.tokenizer, processor.image_processor
         self.image_token = str(processor.image_token)
+        self.apply_chat_template = partial(_prompt, self.image_token, QUESTION.format)
         self._qformer_tokenizer = getattr(processor, "qformer_tokenizer", None)
         # Absolute positions limit the text that the Q-Former reads; the question is at the end.
         self._qformer_length = getattr(config.qformer_config, "max_position_embeddings", None)
@@ -36,13 +42,6 @@ class PlainTextProcessor:
             self._qformer_tokenizer.truncation_side = "left"
         count = getattr(processor, "num_query_tokens", None) or config.num_query_tokens
         self._image_ids = [_image_token_id(self.tokenizer, self.image_token, config)] * count
-
-    def apply_chat_template(self, conversation: Sequence[Turn], **_: bool) -> str:
-        """Return the plain text of the turns, with an image token in front of it per image."""
-        parts = list(chain.from_iterable(turn["content"] for turn in conversation))
-        images = sum(part["type"] == "image" for part in parts)
-        text: str = plain_text([(turn["role"], _text(turn["content"])) for turn in conversation])
-        return f"{self.image_token * images}{text}"
 
     def __call__(
         self,
@@ -77,14 +76,60 @@ class PlainTextProcessor:
         return {f"qformer_{name}": found[name] for name in ("input_ids", "attention_mask")}
 
 
+class TextProcessor:
+    """Tokenizer with the interface of a processor, for models that read no images. Without a chat
+    template, turns are those of `render_turns`."""
+
+    max_images = 0
+    image_processor = None
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.stop = () if tokenizer.chat_template else (NEXT_QUESTION,)
+
+    def apply_chat_template(
+        self, conversation: Sequence[Turn], *, continue_final_message: bool = False, **options: bool
+    ) -> str:
+        if self.tokenizer.chat_template:
+            options |= {"tokenize": False, "continue_final_message": continue_final_message}
+            return str(self.tokenizer.apply_chat_template(conversation, **options))
+        turns = [Message(turn["role"], (_text(turn["content"]),)) for turn in conversation]
+        text = render_turns(turns)
+        return text.removesuffix(f"\n\n{ANSWER}") if continue_final_message else text
+
+    def __call__(self, text: Sequence[str], images: None = None, **options: Any) -> Any:
+        found = self.tokenizer(text, **options)
+        return hf.BatchFeature({name: found[name] for name in ("input_ids", "attention_mask")})
+
+
 def with_plain_text(model: Any, processor: Any) -> Any:
-    """Return a `PlainTextProcessor` for models without a chat template, else the processor."""
-    if model.config.model_type not in FAMILIES:
-        return processor
-    return PlainTextProcessor(processor, model.config)
+    """Return the processor, for models without a chat template one that writes plain text."""
+    kind = model.config.model_type
+    if kind in FAMILIES:
+        return PlainTextProcessor(processor, model.config)
+    if kind == "paligemma" and not processor.chat_template:
+        processor.max_images = 1
+        processor.apply_chat_template = partial(_prompt, processor.image_token, _task)
+    return processor
 
 
-def plain_text(turns: Iterable[tuple[str, str]]) -> str:
+def _prompt(
+    image_token: str, question: Callable[[str], str], conversation: Sequence[Turn], **_: bool
+) -> str:
+    """Return the plain text of the turns, with an image token in front of it per image."""
+    parts = chain.from_iterable(turn["content"] for turn in conversation)
+    images = sum(part["type"] == "image" for part in parts)
+    turns = [(turn["role"], _text(turn["content"])) for turn in conversation]
+    return f"{image_token * images}{plain_text(turns, question)}"
+
+
+def _task(text: str) -> str:
+    return text if text.startswith(TASKS) else f"answer en {text}"
+
+
+def plain_text(
+    turns: Iterable[tuple[str, str]], question: Callable[[str], str] = QUESTION.format
+) -> str:
     """Return turns (role, text) as lines. A user turn that is answered, or the last one, is a
     question; another one is a passage."""
     given = list(turns)
@@ -94,7 +139,7 @@ def plain_text(turns: Iterable[tuple[str, str]]) -> str:
         if role == "assistant" and lines:
             lines[-1] = f"{lines[-1]} {text}"
         elif role == "user" and following == "assistant" and text:
-            lines.append(QUESTION.format(text))
+            lines.append(question(text))
         else:
             lines.append(text)
     return "\n".join(lines)

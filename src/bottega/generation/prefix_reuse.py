@@ -3,12 +3,14 @@
 Needs torch and transformers. Prompts that begin with the same tokens are read once, within a batch
 and across batches. Wrong keys and values would silently give wrong answers, hence two safeguards:
 only models whose caches consist of plain keys and values take part, and the first batch of each
-kind is also read without the cache and compared.
+kind is also read without the cache and compared. `LoadedModel` answers a batch that fails here
+without the cache, and disables it if that succeeds.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -23,6 +25,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from bottega.generation.caches import IntArray, PrefixCache, VisionCache, common_prefix
 from bottega.generation.tokenization import PromptTokenizer, RenderedPrompt, TokenizedPrompt
 from bottega.kv_prefix import Batch, KeyValues
+
+log = logging.getLogger(__name__)
 
 
 class PositionBuilder:
@@ -223,20 +227,14 @@ class BatchReader:
         Return None if too few tokens are cached, or if the model fails the comparison; use
         `uncached` then."""
         self.prefixes.trim()
-        try:
-            return self._inputs(rows, samples, self._vision_inputs(rows, decoded), uncached)
-        except Exception:
-            if self._compared:
-                raise
-            self._disable()  # real errors appear again without the cache
-            return None
+        return self._inputs(rows, samples, self._vision_inputs(rows, decoded), uncached)
 
     def cache_inputs(self, rows: Sequence[TokenizedPrompt], uncached: Inputs) -> Inputs:
         """Return extra inputs that make `generate` fill a cache for `store`."""
         found, lengths = uncached["input_ids"].cpu().numpy(), uncached["attention_mask"].sum(dim=1)
         for row, ids, length in zip(rows, found, lengths.tolist(), strict=True):
             if length != len(row) or not np.array_equal(ids[-length:], row.ids):
-                self._disable()
+                self.disable("other tokens than the processor's")
         return {"past_key_values": DynamicCache(config=self._model.config)} if self.enabled else {}
 
     def store(self, rows: Sequence[TokenizedPrompt], samples: int, inputs: Inputs) -> None:
@@ -244,10 +242,12 @@ class BatchReader:
         if not self.enabled:
             return
         if not self._input_builder.remember(rows, samples, inputs):
-            self._disable()
+            self.disable("layers of different shapes")
         self.prefixes.trim()
 
-    def _disable(self) -> None:
+    def disable(self, reason: str) -> None:
+        """Read every prompt completely from now on."""
+        log.info("the prefix cache of %s is off: %s", type(self._model).__name__, reason)
         self.enabled = False
         self.prefixes.clear()
 
@@ -266,7 +266,7 @@ class BatchReader:
         cached = [len(row.images) - rest for row, rest in zip(rows, unread, strict=True)]
         kind = any(cached), any(unread)
         if kind not in self._compared and not self._agrees(rows, vision_inputs, uncached()):
-            self._disable()
+            self.disable("other answers with cached states")
             return None
         self._compared.add(kind)
         return self._input_builder.inputs(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 from PIL import Image as Pillow
@@ -18,6 +21,15 @@ from bottega.types import Prefix, Sampling
 
 # Zero-width non-joiner: invisible to readers, and part of no control token.
 ZERO_WIDTH_NON_JOINER = "\u200c"
+Parts: TypeAlias = Sequence[str | Image]
+FIRST, SECOND = "first text", "second text"  # of a probe
+CONVERSATIONS = {
+    "user": ("user",),
+    "assistant": ("user", "assistant", "user"),
+    "system": ("system", "user"),
+}
+
+log = logging.getLogger(__name__)
 
 
 class ControlTokens:
@@ -57,6 +69,96 @@ class ControlTokens:
             for token in self._tokens:
                 text = text.replace(token[0] + ZERO_WIDTH_NON_JOINER + token[1:], token)
         return text
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """Renderer of turns by a processor's chat template.
+
+    Some templates put all images of a turn before its texts, which would separate the images of
+    demonstrations from their labels: here each image after a text begins a turn of its own.
+    `control` escapes the texts.
+    """
+
+    processor: Any
+    control: ControlTokens
+
+    def render(self, turns: Iterable[tuple[str, Parts]], *, prefilled: bool) -> str:
+        """Return the text of the turns (role, parts). If `prefilled`, the last one is continued."""
+        split = [(role, group) for role, parts in turns for group in self._groups(parts)]
+        conversation = [
+            {"role": role, "content": self._content(role, parts)} for role, parts in split
+        ]
+        return self._apply(conversation, not prefilled)
+
+    def _apply(self, conversation: Sequence[Mapping[str, Any]], add_prompt: bool = True) -> str:
+        return str(
+            self.processor.apply_chat_template(
+                conversation,
+                add_generation_prompt=add_prompt,
+                continue_final_message=not add_prompt,
+            )
+        )
+
+    def _content(self, role: str, parts: Parts) -> Any:
+        texts = [self.control.escape(part) for part in parts if isinstance(part, str)]
+        if len(texts) == len(parts) and role in self._string_roles:
+            return "".join(texts)
+        rest = iter(texts)
+        return [_text(next(rest)) if isinstance(part, str) else {"type": "image"} for part in parts]
+
+    def _groups(self, parts: Parts) -> list[Parts]:
+        """Split a turn before each image that follows another image and its text, if the template
+        changes their order."""
+        is_image = [isinstance(part, Image) for part in parts]
+        cuts = [
+            index
+            for index in range(1, len(parts))
+            if is_image[index] and not is_image[index - 1] and any(is_image[:index])
+        ]
+        if not cuts or self._keeps_order:
+            return [parts]
+        return [parts[begin:end] for begin, end in pairwise([0, *cuts, len(parts)])]
+
+    @cached_property
+    def _keeps_order(self) -> bool:
+        marker = str(getattr(self.processor, "image_token", None))
+        content = [{"type": "image"}, _text(FIRST), {"type": "image"}, _text(SECOND)]
+        try:
+            text = self._apply([{"role": "user", "content": content}])
+        except Exception:  # templates raise errors of any type, which appear again
+            return True
+        found = re.findall(f"{re.escape(marker)}|{FIRST}|{SECOND}", text)
+        if marker not in found or found == [marker, FIRST, marker, SECOND]:
+            return True
+        log.warning(
+            "the chat template of %s puts images before texts: one turn per demonstration is used",
+            type(self.processor).__name__,
+        )
+        return False
+
+    @cached_property
+    def _string_roles(self) -> Collection[str]:
+        """The roles whose content the template reads as a string only, not as a list of parts."""
+        found: list[str] = []
+        for role in CONVERSATIONS:
+            if not self._reads(role, found) and self._reads(role, [*found, role]):
+                found.append(role)
+        return found
+
+    def _reads(self, role: str, strings: Collection[str]) -> bool:
+        """Return whether the template shows the texts of a conversation with this role."""
+        roles = CONVERSATIONS[role]
+        turns = [(one, FIRST if one in strings else [_text(FIRST)]) for one in roles]
+        try:
+            text = self._apply([{"role": one, "content": content} for one, content in turns])
+        except Exception:  # templates raise errors of any type
+            return False
+        return text.count(FIRST) == len(roles) and not re.search("['\"]type['\"]", text)
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
 
 
 @dataclass(frozen=True)
