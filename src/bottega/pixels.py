@@ -32,6 +32,10 @@ CODEC_BYTES = {"WEBP": 16, "AVIF": 16, "JPEG2000": 26, "TIFF": 12}
 MODE_BYTES = {"1": 1, "L": 1, "P": 1}
 RGB_BYTES = 4  # Pillow stores a pixel of RGB in four bytes
 COEFFICIENT_BYTES = 2  # per pixel and component of a JPEG with several scans, held until the last
+# A difference hash has 16 x 16 bits. Smaller steps of brightness are noise of encoders.
+HASH_SIDE = 16
+HASH_BYTES = HASH_SIDE**2 // 8
+MIN_STEP = 2
 ORIENTATION = 0x0112
 TRANSPOSES = {
     2: Pillow.Transpose.FLIP_LEFT_RIGHT,
@@ -110,6 +114,15 @@ def centre(pil_image: Pillow.Image) -> Pillow.Image:
         return pil_image
     left, top = max(0, (width - longest) // 2), max(0, (height - longest) // 2)
     return pil_image.crop((left, top, width - left, height - top))
+
+
+def signature(pil_image: Pillow.Image) -> tuple[np.ndarray, np.ndarray]:
+    """Return a difference hash of 256 bits in 32 bytes, and the colours of 4 x 4 parts. Copies
+    of other sizes and encodings have almost the same."""
+    small = pil_image.resize((HASH_SIDE + 1, HASH_SIDE), Pillow.Resampling.BILINEAR)
+    steps = np.diff(np.asarray(small.convert("L"), np.int16))
+    colours = np.asarray(small.resize((4, 4), Pillow.Resampling.BILINEAR), np.int16)
+    return np.packbits(steps > MIN_STEP), colours.ravel()
 
 
 def is_deep(pil_image: Pillow.Image) -> bool:

@@ -18,8 +18,8 @@ from bottega.errors import (
     BottegaError,
     ImageError,
     LoadError,
+    LoadNotice,
     OnRowError,
-    UnreadFilesError,
     error_handler,
 )
 from bottega.image import Image, path_text
@@ -27,8 +27,15 @@ from bottega.knowledge.loaders.scan import FolderScan, scan_images, subfolders
 from bottega.types import IMAGE_QUESTION, Example, Query
 
 NO_LABEL = "none"
+MAX_SIMILAR = 3  # groups of similar labels in a note
 MAX_LABEL = 1000
 MAX_PATH = 4096
+# Default-ignorable characters of Unicode that a label may contain.
+INVISIBLE = re.compile(
+    r"[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
+)
+WIDE = re.compile(r"[\uff00-\uffef]+")  # full-width and half-width forms
 
 
 def label_text(name: str) -> str:
@@ -47,6 +54,25 @@ def label_text(name: str) -> str:
 def one_line(text: str) -> str:
     """Return the text in one Unicode form and on one line."""
     return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def similar_labels(labels: Iterable[str]) -> LoadNotice | None:
+    """Return a note on labels that differ only in case, width or invisible characters."""
+    groups: dict[str, list[str]] = {}
+    for label in labels:
+        visible = INVISIBLE.sub("", label)
+        folded = WIDE.sub(lambda wide: unicodedata.normalize("NFKC", wide[0]), visible).casefold()
+        shown = INVISIBLE.sub(lambda hidden: f"\\u{ord(hidden[0]):04x}", label)
+        groups.setdefault(one_line(folded), []).append(repr(shown[:80]).replace("\\\\", "\\"))
+    similar = [" and ".join(group) for group in groups.values() if len(group) > 1]
+    if not similar:
+        return None
+    more = len(similar) - MAX_SIMILAR
+    return LoadNotice(
+        f"labels differ only in case, width or invisible characters: "
+        f"{'; '.join(similar[:MAX_SIMILAR])}{f'; and {more} more' if more > 0 else ''};"
+        " give the images of one class one label"
+    )
 
 
 def open_within(folder: Path, name: str) -> Image:
@@ -150,7 +176,7 @@ def load_image_folder(
     too. `split` selects a subfolder with classes, such as FOLDER/train. Files are recognized by
     their suffix or content; hidden and system files are skipped. Unreadable images and folders go
     to `on_error`, which raises by default, as do images that another class already contains.
-    A given `on_error` also receives one `UnreadFilesError` with the number of other files and the
+    A given `on_error` also receives one `LoadNotice` with the number of other files and the
     classes without images. Exports (`export_to`) are rejected.
     """
     root = _root(Path(folder), split)
@@ -183,7 +209,7 @@ def labelled_images(
         else:
             yield labelled_example(image, (label,), question=question, source=path_text(path))
     if on_error is not None and (unread := _unread_text(root, scan)):
-        on_error(UnreadFilesError(f"{path_text(root)}: not read: {unread}"))
+        on_error(LoadNotice(f"{path_text(root)}: not read: {unread}"))
 
 
 def count_images(folder: str | Path, split: str | None = None) -> int:
