@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image as Pillow
 
 from bottega.knowledge.loaders import scan as scan_module
 from tests.builders import solid_image
@@ -233,3 +235,15 @@ def test_labels_that_look_equal_are_named_once(run: Run, tmp_path: Path, kind: s
             assert line.startswith(
                 f"labels differ only in case, width or invisible characters: {shown}"
             )
+
+
+def test_images_that_use_little_of_their_16_bits_are_named_once(run: Run, tmp_path: Path) -> None:
+    for number, label in enumerate(("cat", "cat", "dog", "dog")):
+        path = save(tmp_path / "set" / label / f"{number}.png")
+        Pillow.fromarray(np.full((8, 8), 100 + number, np.uint16)).save(path)
+    added = run("add", "k.db", "set", "--embed", "pixels")
+    evaluated = run("eval", "image-folder:set", "--methods", "nearest", "--embed", "pixels")
+    for ran, others in ((added, 3), (evaluated, 1)):
+        assert ran.code == 0, ran.err
+        [line] = [line for line in ran.err.splitlines() if "less than 1 %" in line]
+        assert f"as do {others} of the other images sampled" in line

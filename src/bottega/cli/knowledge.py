@@ -42,7 +42,7 @@ from bottega.image import Image
 from bottega.knowledge import AddResult, KnowledgeBase
 from bottega.knowledge.batch import is_sound
 from bottega.knowledge.embedders.names import packaged_name, reads_text_only
-from bottega.knowledge.loaders.folders import similar_labels
+from bottega.knowledge.loaders.folders import faint_images, similar_labels
 from bottega.knowledge.records import DEFAULT
 from bottega.knowledge.transfer import count_exported
 from bottega.naming import SAMPLED, are_photographs, default_embedder, has_photos
@@ -111,6 +111,8 @@ def add(
         added = knowledge.add(chain(first, found.examples), on_error=skipped, progress=status)
         total, embedders = len(knowledge), _embedders(knowledge)
         _note_doubtful_labels(knowledge, file, first)
+    if (faint := faint_images(images)) is not None:
+        warn(faint)
     skipped.warn_of_rest()
     if added.new == added.duplicates == 0:
         raise _nothing_readable(source, skipped)

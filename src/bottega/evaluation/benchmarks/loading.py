@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,8 @@ from bottega.evaluation.benchmarks.vsr import vsr, vsr_mc
 from bottega.evaluation.controls import corrupt, label_confusion
 from bottega.evaluation.examples import is_passage, labels_of
 from bottega.knowledge import lazy_faiss as faiss
-from bottega.knowledge.loaders.folders import similar_labels
+from bottega.knowledge.loaders.folders import faint_images, similar_labels
+from bottega.naming import SAMPLED
 from bottega.types import Example
 
 KNOWLEDGE_BASE = "knowledge-base"
@@ -92,7 +94,8 @@ def load_benchmark(
     `label_noise` is the share of corrupted answers in the knowledge base. Raises `LoadError` for
     items in both parts, unless `allow_overlap` is set or the source is a knowledge base, whose
     items are evaluated by leave-one-out. `on_error` also receives a `LoadNotice` of items that
-    look like copies of examples, and of similar labels."""
+    look like copies of examples, and of similar labels and of
+    images that use almost none of their 16 bits."""
     loaded = _load_source(spec, seed, on_error)
     signatures: Signatures = {}
     examples = [e for e in loaded.knowledge if _is_readable(e, signatures, on_error)]
@@ -117,8 +120,11 @@ def load_benchmark(
         _check_overlap(benchmark)
     if on_error is not None and kind not in (KNOWLEDGE_BASE, *WITHOUT_LOCATION):
         _report_copies(benchmark, signatures, on_error)
-    if on_error is not None and (notice := similar_labels(benchmark.labels)) is not None:
-        on_error(notice)
+    if on_error is not None:
+        images = (image for example in benchmark.knowledge for image in example.query.images)
+        notices = similar_labels(benchmark.labels), faint_images(islice(images, SAMPLED))
+        for notice in filter(None, notices):
+            on_error(notice)
     return benchmark
 
 

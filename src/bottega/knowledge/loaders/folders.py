@@ -75,6 +75,18 @@ def similar_labels(labels: Iterable[str]) -> LoadNotice | None:
     )
 
 
+def faint_images(images: Iterable[Image]) -> LoadNotice | None:
+    """Return a note on images that use almost none of their 16 bits."""
+    faint = [image for image in images if image.is_faint()]
+    if not faint:
+        return None
+    return LoadNotice(
+        f"{faint[0].source} uses less than 1 % of its range of values and looks almost uniform"
+        f"{f', as do {len(faint) - 1} of the other images sampled' if faint[1:] else ''};"
+        " scale the values of the images to the range of 16 bits"
+    )
+
+
 def open_within(folder: Path, name: str) -> Image:
     """Open an image that must be inside the folder.
 
