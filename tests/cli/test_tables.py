@@ -134,11 +134,11 @@ def test_bad_rows_do_not_stop_the_others(
 def test_a_vlmevalkit_table_is_read(run: Run, tmp_path: Path) -> None:
     large = base64.b64encode(solid_image(1).data + bytes(200_000)).decode()
     rows = [
-        "index\timage\tquestion\tA\tB\tC\tD\tanswer\tcategory",
-        f"1\t{large}\tWhich?\tcat\tdog\tbird\tfish\tB\tx",
-        f"2\t{encoded(2)}\tIs it?\tyes\tno\t\t\tA\tx",
-        "1000001\t1\tWhich?\tdog\tcat\tbird\tfish\tA\tx",
-        "9\t8\tWhich?\tdog\tcat\tbird\tfish\tA\tx",
+        "index\timage\tquestion\thint\tA\tB\tC\tD\tanswer\tcategory",
+        f"1\t{large}\tWhich?\t\tcat\tdog\tbird\tfish\tB\tx",
+        f"2\t{encoded(2)}\tIs it?\tIt is.\tyes\tno\t\t\tA\tx",
+        "1000001\t1\tWhich?\t \tdog\tcat\tbird\tfish\tA\tx",
+        "9\t8\tWhich?\t\tdog\tcat\tbird\tfish\tA\tx",
     ]
     (tmp_path / "MMBench.tsv").write_text("\n".join(rows))
     added: Any = run("add", "k.db", "MMBench.tsv", "--embed", "pixels", "--json")
@@ -146,7 +146,7 @@ def test_a_vlmevalkit_table_is_read(run: Run, tmp_path: Path) -> None:
     assert "line 5: no earlier row has the index 8" in added.err
     listed: Any = run("ls", "k.db", "--json").json
     found = {(one["question"], one["answer"]) for one in listed}
-    assert found == {("Which?", "dog"), ("Is it?", "yes")}
+    assert found == {("Which?", "dog"), ("Hint: It is.\nIs it?", "yes")}
 
 
 def test_packed_lines_are_read(run: Run, images: Path) -> None:

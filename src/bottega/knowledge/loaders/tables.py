@@ -101,6 +101,7 @@ class Names:
     answer: str | None = None
     choices: str | None = None
     options: tuple[str, ...] = ()  # columns A, B, C, ... with one choice each
+    hint: str | None = None  # of a question, in VLMEvalKit's tables
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ class Columns:
             given.answer or (None if given.label else _named(features, ANSWER_NAMES)),
             _named(features, CHOICES_NAMES),
             tuple(letters) if "B" in features else (),
+            "hint" if "hint" in features else None,
         )
         _check(names, features)
         return cls(names, _classes(features.get(names.label or "")), question, folder)
@@ -136,6 +138,9 @@ class Columns:
         text = None if names.question is None else row[names.question]
         if not images and names.question is None:
             raise LoadError("image is missing", hint="remove the row, or add its image")
+        hint = None if text is None or names.hint is None else row[names.hint]
+        has_hint = hint == hint and str(hint or "").strip()  # NaN differs from itself
+        text = f"Hint: {hint}\n{text}" if has_hint else text
         choices = self._choices(row)
         query = Query(self.question if text is None else str(text), images, choices)
         if names.answer is not None:
