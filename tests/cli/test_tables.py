@@ -194,6 +194,52 @@ def test_a_snapshot_of_the_hub_is_read(run: Run, tmp_path: Path) -> None:
     assert added_labels(run, "snapshot") == {"cat": 1, "dog": 1}
 
 
+def cached_data_set(hub: Path, name: str, files: dict[str, bytes], revision: str = "a1") -> Path:
+    """Write a data set as the hub's client caches it: a snapshot of links to blobs."""
+    repository = hub / f"datasets--{name}"
+    for path, data in files.items():
+        link = repository / "snapshots" / revision / path
+        blob = repository / "blobs" / f"{revision}-{path.replace('/', '-')}"
+        for folder in (link.parent, blob.parent, repository / "refs"):
+            folder.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(data)
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    (repository / "refs" / "main").write_text(revision)
+    return repository
+
+
+IMAGES = {name: solid_image(shade).data for shade, name in enumerate(FILES)}
+NAMED = "file_name,label\n" + "".join(f"{name},{name[:3]}\n" for name in FILES)
+
+
+@pytest.mark.parametrize("files", [IMAGES, {**IMAGES, "metadata.csv": NAMED.encode()}])
+def test_a_cache_of_the_hub_is_read(run: Run, tmp_path: Path, files: dict[str, bytes]) -> None:
+    hub = tmp_path / "hub"
+    old = {"old/1.png": solid_image(9).data}
+    cached_data_set(hub, "me--pets", old, "a0")
+    cached_data_set(hub, "me--pets", {**files, ".gitattributes": b"x"}, "a1")
+    (hub / "models--me--vlm" / "snapshots" / "b1").mkdir(parents=True)
+    for source in (hub, hub / "datasets--me--pets", hub / "datasets--me--pets/snapshots/a1"):
+        (tmp_path / "k.db").unlink(missing_ok=True)
+        assert added_labels(run, source) == LABELS
+    assert run("eval", f"image-folder:{hub}", "--methods", "nearest", "--dry-run").code == 0
+    outside = "file_name,label\n../../../../secret.png,cat\n"
+    cached_data_set(hub, "me--pets", {"metadata.csv": outside.encode()}, "a2")
+    (tmp_path / "secret.png").write_bytes(solid_image(3).data)
+    refused = run("add", "other.db", hub)
+    assert (refused.code, "is outside of" in refused.err) == (1, True)
+
+
+def test_a_cache_of_the_hub_needs_one_data_set(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "hub" / "models--me--vlm" / "snapshots" / "b1").mkdir(parents=True)
+    refused = run("add", "k.db", "hub")
+    assert (refused.code, "the Hugging Face hub with 0 data sets" in refused.err) == (1, True)
+    for name in ("me--cats", "me--dogs"):
+        cached_data_set(tmp_path / "hub", name, IMAGES)
+    refused = run("add", "k.db", "hub")
+    assert "name one: hub/datasets--me--cats, hub/datasets--me--dogs" in refused.err
+
+
 def write_zip(path: Path, files: dict[str, bytes]) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():

@@ -25,7 +25,7 @@ from bottega.knowledge import (
     load_jsonl,
     load_manyicl,
 )
-from bottega.knowledge.loaders.folders import manyicl_classes, split_folders
+from bottega.knowledge.loaders.folders import hub_snapshot, manyicl_classes, split_folders
 from bottega.parsing import ChoiceParser
 from bottega.prompting import LetteredPrompter
 from bottega.types import IMAGE_QUESTION, Example
@@ -51,7 +51,7 @@ HELD_OUT_SHARE = 0.25
 def image_folder(source: Source) -> Benchmark:
     """Load a folder with train/ and test/ (or val/), or split it by the seed."""
     folder, question = _folder_and_question(source.location)
-    root = Path(folder)
+    root = hub_snapshot(Path(folder))
     load = partial(load_image_folder, question=question, on_error=source.on_error)
     if has_splits(root):
         knowledge, items = (list(load(root, split=split)) for split in _train_and_test(root))

@@ -27,6 +27,7 @@ from bottega.knowledge.loaders.scan import FolderScan, scan_images, subfolders
 from bottega.types import IMAGE_QUESTION, Example, Query
 
 NO_LABEL = "none"
+SNAPSHOTS = "snapshots"  # in a repository of a hub's cache
 MAX_SIMILAR = 3  # groups of similar labels in a note
 MAX_LABEL = 1000
 MAX_PATH = 4096
@@ -95,7 +96,7 @@ def open_within(folder: Path, name: str) -> Image:
     """
     path = folder / (existing_name(folder, name) or name)
     try:
-        inside = path.resolve().is_relative_to(folder.resolve())
+        inside = path.resolve().is_relative_to(_repository(folder.resolve()))
     except (OSError, ValueError, RuntimeError):  # a NUL, circular links
         inside = False
     if not inside:
@@ -104,6 +105,33 @@ def open_within(folder: Path, name: str) -> Image:
             hint="keep the images beside or below the file that names them",
         )
     return Image.open(path)
+
+
+def _repository(folder: Path) -> Path:
+    """Return the repository of a snapshot in a hub's cache, whose files are links into its folder
+    `blobs`; other folders unchanged."""
+    snapshots = (one for one in folder.parents if one.name == SNAPSHOTS)
+    return next((one.parent for one in snapshots if (one.parent / "blobs").is_dir()), folder)
+
+
+def hub_snapshot(path: Path) -> Path:
+    """Return the current snapshot of the only data set in a cache of the Hugging Face hub, or of a
+    repository in it; other paths unchanged. Raises `LoadError`."""
+    repositories = sorted([*path.glob("datasets--*"), *path.glob("models--*")])
+    data_sets = [one for one in repositories if one.name.startswith("datasets--")]
+    if repositories and len(data_sets) != 1:
+        listed = ", ".join(path_text(one) for one in data_sets)
+        raise LoadError(
+            f"{path_text(path)} is a cache of the Hugging Face hub with {len(data_sets)} data sets",
+            hint=f"name one: {listed}" if data_sets else "name a folder of labelled images",
+        )
+    repository = data_sets[0] if data_sets else path
+    snapshots = [one for one in repository.glob(f"{SNAPSHOTS}/*") if one.is_dir()]
+    if not (snapshots and repository.name.startswith(("datasets--", "models--"))):
+        return path
+    main = repository / "refs" / "main"
+    current = repository / SNAPSHOTS / (main.read_text("utf-8").strip() if main.exists() else "")
+    return current if current in snapshots else max(snapshots, key=lambda one: one.stat().st_mtime)
 
 
 def existing_name(folder: Path, name: str) -> str | None:
