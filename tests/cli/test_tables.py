@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.image import MAX_BYTES
 from bottega.knowledge.loaders import archives, delimited
 from tests.builders import solid_image
@@ -290,3 +291,54 @@ def test_bad_entries_of_a_zip_do_not_stop_the_others(
     (tmp_path / "bad.zip").write_bytes((tmp_path / "my.zip").read_bytes()[:-30])
     refused = run("add", "other.db", "bad.zip")
     assert (refused.code, "bad.zip is not a readable zip archive" in refused.err) == (1, True)
+
+
+def evaluated(run: Run, benchmark: str, *options: str) -> tuple[int, int, int]:
+    """Return the numbers of labelled examples, items and labels of an evaluation."""
+    ran = run("eval", benchmark, "--methods", "nearest", "--json", "run.json", *options)
+    assert ran.code == 0, ran.err
+    found = json.loads(Path("run.json").read_text())
+    return found["knowledge_base"], found["items"], found["labels"]
+
+
+def test_zips_and_tables_are_evaluated(run: Run, images: Path) -> None:
+    classes = {f"{label}/{n}.png": solid_image(n).data for n in range(8) for label in ("cat",)}
+    classes |= {f"dog/{n}.png": solid_image(n + 8).data for n in range(4)}
+    write_zip(images / "plain.zip", classes)
+    assert evaluated(run, "image-folder:plain.zip") == (9, 3, 2)
+    splits = {f"x/{('train', 'Valid')[i % 2]}/{k}": v for i, (k, v) in enumerate(classes.items())}
+    write_zip(images / "splits.zip", splits)
+    assert evaluated(run, "image-folder:splits.zip") == (6, 6, 2)
+    write_zip(images / "val.zip", {k: v for k, v in splits.items() if "Valid" in k})
+    refused = run("eval", "image-folder:val.zip", "--methods", "nearest")
+    assert "has Valid/, but not one train/ and one test/" in refused.err
+    for path, data in classes.items():
+        (images / path).write_bytes(data)
+    rows = [f"{name},{name[:3]}" for name in classes]
+    (images / "my.csv").write_text("\n".join(["kind of photo,species", *rows]))
+    (images / "a.csv").write_text("\n".join(["image,label", *rows[::2]]))
+    (images / "b.tsv").write_text("\n".join(["image,label", *rows[1::2]]).replace(",", "\t"))
+    assert evaluated(run, "table:a.csv,b.tsv") == (6, 6, 2)
+    unnamed = run("eval", "table:my.csv", "--methods", "nearest")
+    assert (unnamed.code, "image_column=NAME" in unnamed.err) == (1, True)
+    assert evaluated(run, "table:my.csv,image_column=kind of photo") == (9, 3, 2)
+    for wrong, named in {
+        "my.csv": "use table:my.csv",
+        "plain.zip": "use image-folder:plain.zip",
+        "table:none.csv": "none.csv does not exist",
+        "table:plain.zip": "plain.zip is no table",
+        "table:a.csv,scoring=loose": "scoring is unknown",
+    }.items():
+        refused = run("eval", wrong, "--methods", "nearest")
+        assert refused.code != 0 and named in refused.err
+
+
+def test_tables_of_questions_are_split_at_random(run: Run, images: Path) -> None:
+    rows = [f"{FILES[n % 3]}\tQuestion {n}?\tanswer {n}" for n in range(12)]
+    (images / "open.tsv").write_text("\n".join(["image\tquestion\tanswer", *rows]))
+    chosen = [f"{FILES[n % 3]}\tQuestion {n}?\tyes\tno\tB" for n in range(12)]
+    (images / "mcq.tsv").write_text("\n".join(["image\tquestion\tA\tB\tanswer", *chosen]))
+    for name, metric in (("open", "same_answer"), ("mcq", "accuracy")):
+        data = load_benchmark(f"table:{name}.tsv", seed=0)
+        assert (len(data.knowledge), len(data.items), data.labels) == (9, 3, ())
+        assert data.metrics[0].name == metric

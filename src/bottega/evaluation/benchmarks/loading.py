@@ -18,11 +18,13 @@ from bottega import pixels
 from bottega.errors import ImageError, LoadError, LoadNotice, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.files import (
+    ZIP,
     digits,
     image_folder,
     jsonl,
     knowledge_base,
     manyicl,
+    table,
 )
 from bottega.evaluation.benchmarks.mmmu import mathvision, mmmu
 from bottega.evaluation.benchmarks.okvqa import aokvqa, okvqa
@@ -36,7 +38,9 @@ from bottega.evaluation.benchmarks.vsr import vsr, vsr_mc
 from bottega.evaluation.controls import corrupt, label_confusion
 from bottega.evaluation.examples import is_passage, labels_of
 from bottega.knowledge import lazy_faiss as faiss
+from bottega.knowledge.loaders.delimited import is_delimited
 from bottega.knowledge.loaders.folders import faint_images, similar_labels
+from bottega.knowledge.loaders.tables import PARQUET
 from bottega.naming import SAMPLED
 from bottega.types import Example
 
@@ -48,6 +52,7 @@ SOURCES: dict[str, Callable[[Source], Benchmark]] = {
     "image-folder": image_folder,
     "manyicl": manyicl,
     "jsonl": jsonl,
+    "table": table,
     KNOWLEDGE_BASE: knowledge_base,
     "okvqa": okvqa,
     "aokvqa": aokvqa,
@@ -61,7 +66,7 @@ SOURCES: dict[str, Callable[[Source], Benchmark]] = {
 }
 WITHOUT_LOCATION = {"digits", "tiles", *SYNTHETIC}
 LABELLED_IMAGES = ("image-folder", "manyicl")
-OWN_DATA = {*LABELLED_IMAGES, "jsonl", KNOWLEDGE_BASE}
+OWN_DATA = {*LABELLED_IMAGES, "jsonl", "table", KNOWLEDGE_BASE}
 PUBLISHED = tuple(name for name in SOURCES if name not in WITHOUT_LOCATION | OWN_DATA)
 # Measured on photographs and drawings: copies of other sizes and JPEG qualities differ in at most
 # 17 bits of their hash and 8 levels of colour, different images in 25 bits or more.
@@ -110,12 +115,12 @@ def load_benchmark(
     if label_noise:
         benchmark = with_label_noise(benchmark, spec, label_noise, seed)
     _check_size(benchmark)
-    if len(benchmark.labels) == 1 and spec.partition(":")[0] in (*LABELLED_IMAGES, KNOWLEDGE_BASE):
+    kind = spec.partition(":")[0]
+    if len(benchmark.labels) == 1 and kind in OWN_DATA - {"jsonl"}:
         raise LoadError(
             f"{benchmark.name} has the label {benchmark.labels[0]!r} only: every answer is right",
             hint="add a folder of images of another class",
         )
-    kind = spec.partition(":")[0]
     if not (allow_overlap or kind == KNOWLEDGE_BASE):  # leave-one-out
         _check_overlap(benchmark)
     if on_error is not None and kind not in (KNOWLEDGE_BASE, *WITHOUT_LOCATION):
@@ -145,10 +150,13 @@ def _load_source(spec: str, seed: int, on_error: OnError | None) -> Benchmark:
             hint=f"write {source.kind}:DIR",
         )
     if source.kind not in SOURCES:
-        if spec and Path(spec).is_dir():
+        path = Path(spec)
+        if spec and (path.is_dir() or path.suffix.lower() == ZIP):
             raise SettingError(
                 f"{spec} is a folder, not a benchmark", hint=f"use image-folder:{spec}"
             )
+        if is_delimited(path) or path.suffix == PARQUET:
+            raise SettingError(f"{spec} is a table, not a benchmark", hint=f"use table:{spec}")
         specs = ", ".join(name if name in WITHOUT_LOCATION else f"{name}:DIR" for name in SOURCES)
         close = get_close_matches(source.kind, SOURCES, n=1)
         similar = f"did you mean {spec.replace(source.kind, close[0], 1)}? " if close else ""
