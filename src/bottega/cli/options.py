@@ -28,6 +28,7 @@ BenchmarkSpec = Annotated[
         "docs/evaluation.md.",
     ),
 ]
+Yes = Annotated[bool, Option("--yes", "-y", help="Skip the cost confirmation.")]
 ItemLimit = Annotated[int | None, Option(min=1, help="Maximum number of evaluated items.")]
 CompressorFolder = Annotated[
     Path | None,

@@ -159,6 +159,11 @@ def noting_interruption(text: Callable[[], str]) -> Iterator[None]:
         raise
 
 
+def at_terminal() -> bool:
+    """Return whether a user can answer questions."""
+    return sys.stdin.isatty()
+
+
 def clock(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).strftime("%m-%d %H:%M:%S")
 
