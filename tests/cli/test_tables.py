@@ -179,6 +179,25 @@ def test_hugging_face_image_folders_are_read(run: Run, images: Path, name: str) 
     assert added_labels(run, "set/train") == LABELS
 
 
+def test_a_row_without_a_column_is_skipped(run: Run, images: Path) -> None:
+    rows = [
+        *({"label": "dog"}, {"file_name": FILES[0], "label": "cat"}, {"file_name": FILES[1]}, [1]),
+        {"label": "dog", "question": None},
+        {"file_name": FILES[1], "label": "cat", "question": None, "more": {"a": 1}},
+        {"file_name": FILES[2], "label": "dog"},
+    ]
+    (images / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    added: Any = run("add", "k.db", "metadata.jsonl", "--embed", "pixels", "--json")
+    assert (added.code, added.json["new"]) == (0, 3)
+    for line, problem in (
+        (1, "image is missing"),
+        (5, "image is missing"),
+        (3, "label is missing"),
+        (4, "not a JSON"),
+    ):
+        assert f"line {line}: {problem}" in added.err
+
+
 def test_a_snapshot_of_the_hub_is_read(run: Run, tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     pytest.importorskip("datasets")
@@ -274,20 +293,23 @@ def test_a_zip_of_splits_needs_one(run: Run, tmp_path: Path) -> None:
     assert added_labels(run, "tv.zip", "--split", "val") == LABELS
 
 
+OUTSIDE = ("../out.png", "/etc/out.png", "C:\\pets\\out.png", "cat\\..\\..\\out.png")
+
+
 def test_bad_entries_of_a_zip_do_not_stop_the_others(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {name: solid_image(shade).data for shade, name in enumerate(FILES)}
     bomb = {"cat/bomb.png": bytes(MAX_BYTES + 1), "dog/half.png": solid_image(4).data[:40]}
-    write_zip(tmp_path / "my.zip", files | {"../out.png": b"x", "/etc/out.png": b"x"} | bomb)
+    write_zip(tmp_path / "my.zip", files | dict.fromkeys(OUTSIDE, b"x") | bomb)
     added: Any = run("add", "k.db", "my.zip", "--embed", "pixels", "--json")
-    assert (added.code, added.json["new"], len(added.json["skipped"])) == (0, 3, 4)
+    assert (added.code, added.json["new"], len(added.json["skipped"])) == (0, 3, 6)
     assert "the entry '../out.png' leads outside of the archive" in added.err
     assert "bomb.png is larger than 128 MB" in added.err
     assert not (tmp_path.parent / "out.png").exists()
     monkeypatch.setattr(archives, "MAX_ENTRIES", 3)
     refused = run("add", "other.db", "my.zip")
-    assert (refused.code, "has 7 entries, more than 3" in refused.err) == (1, True)
+    assert (refused.code, "has 9 entries, more than 3" in refused.err) == (1, True)
     (tmp_path / "bad.zip").write_bytes((tmp_path / "my.zip").read_bytes()[:-30])
     refused = run("add", "other.db", "bad.zip")
     assert (refused.code, "bad.zip is not a readable zip archive" in refused.err) == (1, True)

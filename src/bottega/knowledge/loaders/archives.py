@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PureWindowsPath
 
 from bottega.errors import ImageError, LoadError, OnRowError
 from bottega.image import MAX_BYTES, Image, is_image_file, path_text
@@ -109,16 +109,16 @@ def _members(archive: zipfile.ZipFile, path: Path, scan: FolderScan) -> Members:
     """Return the entries of the user; the others are added to the scan's errors and counts."""
     members = Members()
     for info in archive.infolist():
-        name = PurePosixPath(info.filename.replace("\\", "/"))
+        name = PureWindowsPath(info.filename)  # also splits at slashes
         if info.is_dir():
             continue
-        if name.is_absolute() or ".." in name.parts:
+        if name.anchor or ".." in name.parts:
             outside = f"{path_text(path)}: the entry {info.filename!r} leads outside of the archive"
             scan.errors.append(LoadError(outside, hint="pack the archive again"))
         elif any(map(is_system_name, name.parts)):
             scan.unread[SYSTEM] += 1
         else:
-            members[path / name] = info
+            members[path / name.as_posix()] = info
     return members
 
 

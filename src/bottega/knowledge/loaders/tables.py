@@ -138,18 +138,18 @@ class Columns:
 
     def example(self, row: Row, source: str) -> Example:
         names = self.names
-        images = () if names.image is None else self._images(row[names.image], source)
-        text = None if names.question is None else row[names.question]
-        if not images and names.question is None:
+        images = () if names.image is None else self._images(row.get(names.image), source)
+        text = None if names.question is None else row.get(names.question)
+        if not images and text is None:
             raise LoadError("image is missing", hint="remove the row, or add its image")
-        hint = None if text is None or names.hint is None else row[names.hint]
+        hint = None if text is None or names.hint is None else row.get(names.hint)
         has_hint = hint == hint and str(hint or "").strip()  # NaN differs from itself
         text = f"Hint: {hint}\n{text}" if has_hint else text
         choices = self._choices(row)
         query = Query(self.question if text is None else str(text), images, choices)
         if names.answer is not None:
-            return Example(query, _answer(row[names.answer], choices), source=source)
-        value = row[names.label or ""]
+            return Example(query, _answer(row.get(names.answer), choices), source=source)
+        value = row.get(names.label or "")
         if isinstance(value, list):
             labels = tuple(self._label(part) for part in value)
             return Example(query, join_labels(labels), labels=labels, source=source)
@@ -184,9 +184,9 @@ class Columns:
 
     def _choices(self, row: Row) -> tuple[str, ...]:
         names = self.names
-        value: object = [row[name] for name in names.options]
+        value: object = [row.get(name) for name in names.options]
         if names.choices is not None:
-            cell = row[names.choices]
+            cell = row.get(names.choices)
             value = _list_of_texts(cell) if isinstance(cell, str) else cell
         if not isinstance(value, list):
             return ()
