@@ -10,7 +10,7 @@ import pytest
 from PIL import Image as Pillow
 from PIL import ImageDraw, ImageOps
 
-from bottega.errors import BottegaError, LoadError, LoadNotice, SettingError
+from bottega.errors import BottegaError, LoadError, NoticeError, SettingError
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from tests.paths import SHARED
 
@@ -144,7 +144,7 @@ def test_copies_in_other_bytes_are_reported_once(tmp_path: Path, edit: str) -> N
         assert reported == []
         return
     [notice] = reported
-    assert isinstance(notice, LoadNotice)
+    assert isinstance(notice, NoticeError)
     assert str(notice).startswith("1 of 7 evaluated items look like labelled examples in another")
     pair = (tmp_path / "test" / "dog" / f"copy.{suffix}", tmp_path / "train" / "dog" / "2.png")
     assert " and ".join(map(str, pair)) in str(notice)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bottega.errors import BottegaError, LoadNotice
+from bottega.errors import BottegaError, NoticeError
 
 # Files and pipes have no width: rows are never folded.
 console = Console(width=None if sys.stdout.isatty() else 10_000, emoji=False)
@@ -107,7 +107,7 @@ def note(text: str) -> None:
 
 def warn(error: BottegaError, *, about: str = "") -> None:
     """Print a warning, or a note; `about` names the subject if the error does not."""
-    if isinstance(error, LoadNotice):
+    if isinstance(error, NoticeError):
         note(str(error))
         return
     text = str(error) if about in str(error) else f"{about}: {error}"
@@ -125,7 +125,7 @@ class SkippedExamples(list[BottegaError]):
         self._kinds: dict[tuple[type, str], list[BottegaError]] = {}
 
     def __call__(self, error: BottegaError, /) -> None:
-        if isinstance(error, LoadNotice):
+        if isinstance(error, NoticeError):
             warn(error)
             return
         if self._strict:

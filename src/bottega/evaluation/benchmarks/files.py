@@ -105,11 +105,15 @@ def _folder_and_question(location: str) -> tuple[str, str]:
     return folder, question if given else IMAGE_QUESTION
 
 
-def _stratified(examples: Iterable[Example], seed: int) -> tuple[list[Example], list[Example]]:
-    """Hold out a quarter of each label's distinct images, but never its only image."""
+def _stratified(
+    examples: Iterable[Example], seed: int, *, classes: bool = True
+) -> tuple[list[Example], list[Example]]:
+    """Hold out a quarter of each label's distinct images, but never its only image; without
+    `classes`, a quarter of all distinct questions."""
     by_label: dict[str, list[Example]] = defaultdict(list)
-    for example in {example.query.images: example for example in examples}.values():
-        by_label[example.answer].append(example)
+    keyed = {one.query.images if classes else one.query: one for one in examples}
+    for example in keyed.values():
+        by_label[example.answer if classes else ""].append(example)
     rng = random.Random(seed)
     knowledge: list[Example] = []
     items: list[Example] = []
@@ -174,8 +178,8 @@ def table(source: Source) -> Benchmark:
     knowledge, *others = [_rows(Path(path), given, source.on_error) for path in paths]
     items = others[0] if others else []
     if not others:
-        split = _stratified if _is_classification(knowledge) else _split
-        knowledge, items = split(knowledge, source.seed)
+        classes = _is_classification(knowledge)
+        knowledge, items = _stratified(knowledge, source.seed, classes=classes)
     return _own_benchmark(source.spec, knowledge, items, scoring)
 
 
@@ -187,13 +191,6 @@ def _rows(path: Path, columns: Mapping[str, str], on_error: OnError | None) -> l
     if path.suffix != PARQUET:
         raise LoadError(f"{path_text(path)} is no table", hint=f"use {TABLES}")
     return list(load_hugging_face(path, **columns, on_error=on_error))
-
-
-def _split(examples: Sequence[Example], seed: int) -> tuple[list[Example], list[Example]]:
-    """Hold out a quarter of the examples."""
-    mixed = random.Random(seed).sample(examples, len(examples))
-    count = round(len(mixed) * HELD_OUT_SHARE)
-    return mixed[count:], mixed[:count]
 
 
 def _is_classification(examples: Sequence[Example]) -> bool:

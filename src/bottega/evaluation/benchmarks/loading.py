@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from bottega import pixels
-from bottega.errors import ImageError, LoadError, LoadNotice, OnError, SettingError
+from bottega.errors import ImageError, LoadError, NoticeError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.files import (
     ZIP,
@@ -98,7 +98,7 @@ def load_benchmark(
     `seed` samples all of them, and splits a folder without split folders.
     `label_noise` is the share of corrupted answers in the knowledge base. Raises `LoadError` for
     items in both parts, unless `allow_overlap` is set or the source is a knowledge base, whose
-    items are evaluated by leave-one-out. `on_error` also receives a `LoadNotice` of items that
+    items are evaluated by leave-one-out. `on_error` also receives a `NoticeError` of items that
     look like copies of examples, and of similar labels and of
     images that use almost none of their 16 bits."""
     loaded = _load_source(spec, seed, on_error)
@@ -256,7 +256,7 @@ def _report_copies(data: Benchmark, signatures: Signatures, on_error: OnError) -
     if copies:
         pair = " and ".join(str(example.source) for example in copies[0])
         on_error(
-            LoadNotice(
+            NoticeError(
                 f"{len(copies)} of {len(data.items)} evaluated items look like labelled examples in"
                 f" another size or encoding, for example {pair}; such copies make the results too"
                 " good: remove them from one part"

@@ -18,7 +18,7 @@ from bottega.errors import (
     BottegaError,
     ImageError,
     LoadError,
-    LoadNotice,
+    NoticeError,
     OnRowError,
     error_handler,
 )
@@ -57,7 +57,7 @@ def one_line(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-def similar_labels(labels: Iterable[str]) -> LoadNotice | None:
+def similar_labels(labels: Iterable[str]) -> NoticeError | None:
     """Return a note on labels that differ only in case, width or invisible characters."""
     groups: dict[str, list[str]] = {}
     for label in labels:
@@ -69,19 +69,19 @@ def similar_labels(labels: Iterable[str]) -> LoadNotice | None:
     if not similar:
         return None
     more = len(similar) - MAX_SIMILAR
-    return LoadNotice(
+    return NoticeError(
         f"labels differ only in case, width or invisible characters: "
         f"{'; '.join(similar[:MAX_SIMILAR])}{f'; and {more} more' if more > 0 else ''};"
         " give the images of one class one label"
     )
 
 
-def faint_images(images: Iterable[Image]) -> LoadNotice | None:
+def faint_images(images: Iterable[Image]) -> NoticeError | None:
     """Return a note on images that use almost none of their 16 bits."""
     faint = [image for image in images if image.is_faint()]
     if not faint:
         return None
-    return LoadNotice(
+    return NoticeError(
         f"{faint[0].source} uses less than 1 % of its range of values and looks almost uniform"
         f"{f', as do {len(faint) - 1} of the other images sampled' if faint[1:] else ''};"
         " scale the values of the images to the range of 16 bits"
@@ -216,7 +216,7 @@ def load_image_folder(
     too. `split` selects a subfolder with classes, such as FOLDER/train. Files are recognized by
     their suffix or content; hidden and system files are skipped. Unreadable images and folders go
     to `on_error`, which raises by default, as do images that another class already contains.
-    A given `on_error` also receives one `LoadNotice` with the number of other files and the
+    A given `on_error` also receives one `NoticeError` with the number of other files and the
     classes without images. Exports (`export_to`) are rejected.
     """
     root = _root(Path(folder), split)
@@ -249,7 +249,7 @@ def labelled_images(
         else:
             yield labelled_example(image, (label,), question=question, source=path_text(path))
     if on_error is not None and (unread := _unread_text(root, scan)):
-        on_error(LoadNotice(f"{path_text(root)}: not read: {unread}"))
+        on_error(NoticeError(f"{path_text(root)}: not read: {unread}"))
 
 
 def count_images(folder: str | Path, split: str | None = None) -> int:
@@ -439,7 +439,10 @@ def _rows(table: Path, on_error: OnRowError) -> list[Row]:
         ) from error
     if not names or not all(map(str.strip, names)):
         raise LoadError(f"{shown} has no class columns or an unnamed one", hint=MANYICL_LAYOUT)
-    classes = [label_text(name) for name in names]
+    try:
+        classes = [label_text(name) for name in names]
+    except LoadError as error:
+        raise LoadError(f"{shown}: {error}", hint=error.hint) from error
     rows: list[Row] = []
     for line, fields in found:
         try:
