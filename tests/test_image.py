@@ -184,6 +184,57 @@ def test_sixteen_bits_are_scaled_not_clipped() -> None:
     assert abs(int(grey[32]) - 129) <= 2
 
 
+def deep_png(colour_type: int, clear: tuple[int, ...], other: tuple[int, ...]) -> bytes:
+    """Return 8 x 8 pixels of 16 bits, the left half of which is transparent."""
+    left, right, key = (struct.pack(f">{len(v)}H", *v) for v in (clear, other, clear))
+    rows = (b"\0" + 4 * left + 4 * right) * 8
+    header = struct.pack(">IIBBBBB", 8, 8, 16, colour_type, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"tRNS", key), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    written = [
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(written)
+
+
+@pytest.mark.parametrize(
+    ("colour_type", "clear", "other", "shown"),
+    [
+        (0, (12345,), (30000,), (117, 117, 117)),
+        (0, (0,), (65535,), (255, 255, 255)),
+        (2, (12345, 500, 40000), (30000, 0, 256), (117, 0, 1)),
+        (2, (0, 0, 0), (65535, 0, 0), (255, 0, 0)),
+    ],
+)
+def test_transparent_colours_of_16_bits_become_white(
+    colour_type: int, clear: tuple[int, ...], other: tuple[int, ...], shown: tuple[int, ...]
+) -> None:
+    image = Image.from_bytes(deep_png(colour_type, clear, other))
+    strips = list(image.rgb_strips())
+    for decoded in (image.decode(), image.decode(at_least=4), wire(image), *strips):
+        decoded = decoded.convert("RGB").resize((8, 8), Pillow.Resampling.NEAREST)
+        assert (decoded.getpixel((0, 0)), decoded.getpixel((7, 7))) == ((255, 255, 255), shown)
+
+
+@pytest.mark.parametrize(
+    ("highest", "dtype", "is_faint"),
+    [
+        (654, np.uint16, True),
+        (656, np.uint16, False),
+        (65535, np.uint16, False),
+        (1, np.uint8, False),  # eight bits
+        (0.009, np.float32, True),
+        (0.5, np.float32, False),
+        (10**6, np.int32, False),  # scaled to its own range
+    ],
+)
+def test_images_of_many_bits_are_faint_below_a_hundredth_of_the_range(
+    highest: float, dtype: type[np.generic], is_faint: bool
+) -> None:
+    ramp = np.linspace(0, highest, 64).reshape(8, 8).astype(dtype)
+    assert Image.from_bytes(encoded(Pillow.fromarray(ramp), "TIFF")).is_faint() == is_faint
+
+
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
 def test_alpha_is_composed_over_white(mode: str) -> None:
     clear = Pillow.new("RGBA", (8, 8), (0, 0, 0, 0)).convert(mode)

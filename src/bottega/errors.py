@@ -8,7 +8,7 @@ BottegaError
 ├── ImageError                bytes that cannot be decoded, or may not be (too large)
 │   └── TooManyPixelsError
 ├── LoadError                 a folder, a file or one row of it that cannot be read as examples
-│   └── UnreadFilesError      files of a folder that are not images, counted by reason
+│   └── NoticeError           a remark on data that is read all the same
 ├── EmbeddingError            an embedder that cannot be loaded or that failed
 ├── WorkerError               a worker process ended repeatedly during an item (retryable)
 ├── StoreError                a knowledge base or trace store that cannot be read or written
@@ -148,8 +148,9 @@ class LoadError(BottegaError):
     pass
 
 
-class UnreadFilesError(LoadError):
-    """Files of a folder that are not images, counted by reason. Loaders only report it."""
+class NoticeError(LoadError):
+    """Remark on data, such as files that are not images or copies of items. Loaders pass it only to
+    `on_error`; no example is skipped."""
 
 
 class EmbeddingError(BottegaError):

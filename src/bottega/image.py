@@ -161,6 +161,17 @@ class Image:
         """Whether the image has more than `pixels.LARGE_PIXELS` pixels."""
         return self.width * self.height > pixels.LARGE_PIXELS
 
+    def is_faint(self) -> bool:
+        """Return whether an undamaged image of more than eight bits spans less than 1 % of its
+        range."""
+        if not pixels.is_deep(_header(self.data, self._name)):
+            return False
+        try:
+            with _damage_errors(self._name):
+                return pixels.is_faint(self._loaded(None))
+        except ImageError:
+            return False
+
     def decode_cost(self, at_least: int | None = None) -> pixels.DecodeCost:
         """Estimate the memory of `decode(at_least)` in bytes from the header."""
         return pixels.decode_cost(_header(self.data, self._name), self.data, at_least)

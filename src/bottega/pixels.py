@@ -32,6 +32,10 @@ CODEC_BYTES = {"WEBP": 16, "AVIF": 16, "JPEG2000": 26, "TIFF": 12}
 MODE_BYTES = {"1": 1, "L": 1, "P": 1}
 RGB_BYTES = 4  # Pillow stores a pixel of RGB in four bytes
 COEFFICIENT_BYTES = 2  # per pixel and component of a JPEG with several scans, held until the last
+# A difference hash has 16 x 16 bits. Smaller steps of brightness are noise of encoders.
+HASH_SIDE = 16
+HASH_BYTES = HASH_SIDE**2 // 8
+MIN_STEP = 2
 ORIENTATION = 0x0112
 TRANSPOSES = {
     2: Pillow.Transpose.FLIP_LEFT_RIGHT,
@@ -112,6 +116,15 @@ def centre(pil_image: Pillow.Image) -> Pillow.Image:
     return pil_image.crop((left, top, width - left, height - top))
 
 
+def signature(pil_image: Pillow.Image) -> tuple[np.ndarray, np.ndarray]:
+    """Return a difference hash of 256 bits in 32 bytes, and the colours of 4 x 4 parts. Copies
+    of other sizes and encodings have almost the same."""
+    small = pil_image.resize((HASH_SIDE + 1, HASH_SIDE), Pillow.Resampling.BILINEAR)
+    steps = np.diff(np.asarray(small.convert("L"), np.int16))
+    colours = np.asarray(small.resize((4, 4), Pillow.Resampling.BILINEAR), np.int16)
+    return np.packbits(steps > MIN_STEP), colours.ravel()
+
+
 def is_deep(pil_image: Pillow.Image) -> bool:
     """Return whether the values have more than eight bits."""
     return pil_image.mode.startswith("I") or pil_image.mode == "F"
@@ -124,7 +137,10 @@ def _is_reducible(pil_image: Pillow.Image) -> bool:
 
 def rgb(pil_image: Pillow.Image) -> Pillow.Image:
     """Convert to RGB, with transparent parts composed over white."""
-    if "A" in pil_image.getbands() or "transparency" in pil_image.info:
+    clear = pil_image.info.get("transparency")
+    if isinstance(clear, tuple) and max(clear) > 255:  # of 16 bits; Pillow keeps the upper eight
+        pil_image.info["transparency"] = tuple(value >> 8 for value in clear)
+    if "A" in pil_image.getbands() or clear is not None:
         layer = pil_image if pil_image.mode in {"LA", "RGBA"} else pil_image.convert("RGBA")
         white = Pillow.new("RGB", layer.size, "white")
         white.paste(layer, mask=layer)
@@ -133,31 +149,47 @@ def rgb(pil_image: Pillow.Image) -> Pillow.Image:
 
 
 def eight_bits(pil_image: Pillow.Image) -> Pillow.Image:
-    """Convert integers of 16 or 32 bits and floats to 8-bit grey."""
+    """Convert integers of 16 or 32 bits and floats to 8-bit grey; a transparent value becomes
+    white."""
     low, high = _range(pil_image)
+    clear = pil_image.info.get("transparency")
     grey = Pillow.new("L", pil_image.size)
     for top, strip in strips(pil_image):
         values = np.asarray(strip, np.float64)
         finite = np.nan_to_num(values, nan=low, posinf=high, neginf=low)
         scaled = (finite - low) * (255 / ((high - low) or 1))
+        if clear is not None:
+            scaled[values == clear] = 255
         grey.paste(Pillow.fromarray(scaled.round().astype(np.uint8)), (0, top))
     return grey
+
+
+def is_faint(pil_image: Pillow.Image) -> bool:
+    """Return whether a deep image spans less than 1 % of the values from black to white."""
+    black, white = _range(pil_image)
+    low, high = _extremes(pil_image)
+    return high - low < (white - black) / 100
 
 
 def _range(pil_image: Pillow.Image) -> tuple[float, float]:
     """Return the values that become black and white."""
     if pil_image.mode.startswith("I;16"):
         return 0, 65535
+    low, high = _extremes(pil_image)
+    usual = (1, 255) if pil_image.mode == "F" else (255, 65535)
+    fitting = [white for white in usual if low >= 0 and high <= white]
+    return (0, fitting[0]) if fitting else (low, high)
+
+
+def _extremes(pil_image: Pillow.Image) -> tuple[float, float]:
+    """Return the lowest and the highest finite value. Raises `ValueError` without one."""
     # Strip by strip: all pixels at once would take eight times the file or more.
     arrays = (np.asarray(strip, np.float64) for _, strip in strips(pil_image))
     finite = (values[np.isfinite(values)] for values in arrays)
     ends = [(float(values.min()), float(values.max())) for values in finite if values.size]
     if not ends:
         raise ValueError("all pixels are NaN or infinite")
-    low, high = min(low for low, _ in ends), max(high for _, high in ends)
-    usual = (1, 255) if pil_image.mode == "F" else (255, 65535)
-    fitting = [white for white in usual if low >= 0 and high <= white]
-    return (0, fitting[0]) if fitting else (low, high)
+    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def strips(pil_image: Pillow.Image, multiple: int = 1) -> Iterator[tuple[int, Pillow.Image]]:

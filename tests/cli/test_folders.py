@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image as Pillow
 
 from bottega.knowledge.loaders import scan as scan_module
 from tests.builders import solid_image
@@ -204,3 +206,44 @@ def test_a_class_that_cannot_be_opened_is_named(
     assert skipped["reason"] == "set/locked cannot be opened: Permission denied"
     assert run("add", "other.db", "set", "--strict").code == 1
     assert "locked cannot be opened" in run("classify", "k.db", "set", "--method", "knn").err
+
+
+# Names of classes, and those that the note shows; None for no note.
+NAMES: dict[str, tuple[tuple[str, ...], str | None]] = {
+    "case": (("Cat", "cat", "dog"), "'Cat' and 'cat';"),
+    "width": (("ｶﾞｽ", "ガス", "dog"), "'ガス' and 'ｶﾞｽ';"),
+    "invisible": (("cat", "cat\u200b", "dog"), r"'cat' and 'cat\u200b';"),
+    "filler": (("cat", "\u3164cat", "dog"), r"'cat' and '\u3164cat';"),
+    "two groups": (("A", "B", "a", "b"), "'A' and 'a'; 'B' and 'b';"),
+    "different": (("cat", "cats", "c\u00e1t", "x2", "x\u00b2"), None),
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_labels_that_look_equal_are_named_once(run: Run, tmp_path: Path, kind: str) -> None:
+    names, shown = NAMES[kind]
+    classes(tmp_path / "set", *names)
+    for command in (("add", "k.db", "set", "--embed", "pixels"), ("eval", "image-folder:set")):
+        methods = ("--methods", "nearest", "--embed", "pixels") if command[0] == "eval" else ()
+        ran = run(*command, *methods)
+        assert ran.code == 0, ran.err
+        notes = [line for line in ran.err.splitlines() if line.startswith("labels differ")]
+        if shown is None:
+            assert notes == []
+        else:
+            [line] = notes
+            assert line.startswith(
+                f"labels differ only in case, width or invisible characters: {shown}"
+            )
+
+
+def test_images_that_use_little_of_their_16_bits_are_named_once(run: Run, tmp_path: Path) -> None:
+    for number, label in enumerate(("cat", "cat", "dog", "dog")):
+        path = save(tmp_path / "set" / label / f"{number}.png")
+        Pillow.fromarray(np.full((8, 8), 100 + number, np.uint16)).save(path)
+    added = run("add", "k.db", "set", "--embed", "pixels")
+    evaluated = run("eval", "image-folder:set", "--methods", "nearest", "--embed", "pixels")
+    for ran, others in ((added, 3), (evaluated, 1)):
+        assert ran.code == 0, ran.err
+        [line] = [line for line in ran.err.splitlines() if "less than 1 %" in line]
+        assert f"as do {others} of the other images sampled" in line

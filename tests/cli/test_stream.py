@@ -7,8 +7,10 @@ from typing import Any
 
 import orjson
 import pytest
+import typer
 from aiohttp import web
 
+from bottega.cli import stream_run
 from tests.cli.conftest import Run
 from tests.server import Server, ok, refuse, running
 
@@ -29,6 +31,38 @@ def stream(run: Run, pets: Path, *options: object) -> dict[str, Any]:
     assert done.code == 0, done.err
     figures: dict[str, Any] = orjson.loads(Path("f.json").read_bytes())
     return figures
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_a_terminal_user_confirms_many_paid_requests(
+    run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch, agrees: bool
+) -> None:
+    questions: list[str] = []
+
+    def confirm(text: str, **options: object) -> bool:
+        questions.append(text)
+        return agrees
+
+    served.answers = [by_model]
+    monkeypatch.setattr(typer, "confirm", confirm)
+    monkeypatch.setattr(stream_run, "at_terminal", lambda: True)
+    command = ("stream", f"image-folder:{pets}", *MODELS, "--master-rate", "0.5", "--orders", 2)
+    few = run(*command, *PRICES, "--controls", "none")  # three items
+    assert "about 6 paid requests for 0.0" in few.err
+    assert (few.code, questions, bool(served.bodies)) == (0, [], True)
+    served.bodies.clear()
+    monkeypatch.setattr(stream_run, "MOST_UNCONFIRMED", 5)
+    many = run(*command, *PRICES, "--controls", "none", "--out", "kept")
+    assert (many.code, len(questions), bool(served.bodies)) == (not agrees, 1, agrees)
+    assert run(*command, *PRICES, "--controls", "none", "--yes", "--out", "kept").code == 0
+    done = run(*command, *PRICES, "--controls", "none", "--out", "kept")  # nothing is left
+    assert (done.code, len(questions)) == (0, 1)
+    unknown = run(*command, "--controls", "none")
+    assert "about 6 paid requests for an unknown price" in unknown.err
+    assert len(questions) == 2
+    free = ("--master-price", "0,0", "--apprentice-price", "0,0")
+    ran = run(*command, *free, "--controls", "none")
+    assert (len(questions), "paid requests" in ran.err) == (2, False)
 
 
 def test_stream_costs_equal_the_servers_count(run: Run, pets: Path, served: Server) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.image import MAX_BYTES
 from bottega.knowledge.loaders import archives, delimited
 from tests.builders import solid_image
@@ -134,11 +135,11 @@ def test_bad_rows_do_not_stop_the_others(
 def test_a_vlmevalkit_table_is_read(run: Run, tmp_path: Path) -> None:
     large = base64.b64encode(solid_image(1).data + bytes(200_000)).decode()
     rows = [
-        "index\timage\tquestion\tA\tB\tC\tD\tanswer\tcategory",
-        f"1\t{large}\tWhich?\tcat\tdog\tbird\tfish\tB\tx",
-        f"2\t{encoded(2)}\tIs it?\tyes\tno\t\t\tA\tx",
-        "1000001\t1\tWhich?\tdog\tcat\tbird\tfish\tA\tx",
-        "9\t8\tWhich?\tdog\tcat\tbird\tfish\tA\tx",
+        "index\timage\tquestion\thint\tA\tB\tC\tD\tanswer\tcategory",
+        f"1\t{large}\tWhich?\t\tcat\tdog\tbird\tfish\tB\tx",
+        f"2\t{encoded(2)}\tIs it?\tIt is.\tyes\tno\t\t\tA\tx",
+        "1000001\t1\tWhich?\t \tdog\tcat\tbird\tfish\tA\tx",
+        "9\t8\tWhich?\t\tdog\tcat\tbird\tfish\tA\tx",
     ]
     (tmp_path / "MMBench.tsv").write_text("\n".join(rows))
     added: Any = run("add", "k.db", "MMBench.tsv", "--embed", "pixels", "--json")
@@ -146,7 +147,7 @@ def test_a_vlmevalkit_table_is_read(run: Run, tmp_path: Path) -> None:
     assert "line 5: no earlier row has the index 8" in added.err
     listed: Any = run("ls", "k.db", "--json").json
     found = {(one["question"], one["answer"]) for one in listed}
-    assert found == {("Which?", "dog"), ("Is it?", "yes")}
+    assert found == {("Which?", "dog"), ("Hint: It is.\nIs it?", "yes")}
 
 
 def test_packed_lines_are_read(run: Run, images: Path) -> None:
@@ -178,6 +179,25 @@ def test_hugging_face_image_folders_are_read(run: Run, images: Path, name: str) 
     assert added_labels(run, "set/train") == LABELS
 
 
+def test_a_row_without_a_column_is_skipped(run: Run, images: Path) -> None:
+    rows = [
+        *({"label": "dog"}, {"file_name": FILES[0], "label": "cat"}, {"file_name": FILES[1]}, [1]),
+        {"label": "dog", "question": None},
+        {"file_name": FILES[1], "label": "cat", "question": None, "more": {"a": 1}},
+        {"file_name": FILES[2], "label": "dog"},
+    ]
+    (images / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    added: Any = run("add", "k.db", "metadata.jsonl", "--embed", "pixels", "--json")
+    assert (added.code, added.json["new"]) == (0, 3)
+    for line, problem in (
+        (1, "image is missing"),
+        (5, "image is missing"),
+        (3, "label is missing"),
+        (4, "not a JSON"),
+    ):
+        assert f"line {line}: {problem}" in added.err
+
+
 def test_a_snapshot_of_the_hub_is_read(run: Run, tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     pytest.importorskip("datasets")
@@ -192,6 +212,52 @@ def test_a_snapshot_of_the_hub_is_read(run: Run, tmp_path: Path) -> None:
     data.mkdir(parents=True)
     (data / "train-00000-of-00001.parquet").symlink_to(os.path.relpath(blob, data))
     assert added_labels(run, "snapshot") == {"cat": 1, "dog": 1}
+
+
+def cached_data_set(hub: Path, name: str, files: dict[str, bytes], revision: str = "a1") -> Path:
+    """Write a data set as the hub's client caches it: a snapshot of links to blobs."""
+    repository = hub / f"datasets--{name}"
+    for path, data in files.items():
+        link = repository / "snapshots" / revision / path
+        blob = repository / "blobs" / f"{revision}-{path.replace('/', '-')}"
+        for folder in (link.parent, blob.parent, repository / "refs"):
+            folder.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(data)
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    (repository / "refs" / "main").write_text(revision)
+    return repository
+
+
+IMAGES = {name: solid_image(shade).data for shade, name in enumerate(FILES)}
+NAMED = "file_name,label\n" + "".join(f"{name},{name[:3]}\n" for name in FILES)
+
+
+@pytest.mark.parametrize("files", [IMAGES, {**IMAGES, "metadata.csv": NAMED.encode()}])
+def test_a_cache_of_the_hub_is_read(run: Run, tmp_path: Path, files: dict[str, bytes]) -> None:
+    hub = tmp_path / "hub"
+    old = {"old/1.png": solid_image(9).data}
+    cached_data_set(hub, "me--pets", old, "a0")
+    cached_data_set(hub, "me--pets", {**files, ".gitattributes": b"x"}, "a1")
+    (hub / "models--me--vlm" / "snapshots" / "b1").mkdir(parents=True)
+    for source in (hub, hub / "datasets--me--pets", hub / "datasets--me--pets/snapshots/a1"):
+        (tmp_path / "k.db").unlink(missing_ok=True)
+        assert added_labels(run, source) == LABELS
+    assert run("eval", f"image-folder:{hub}", "--methods", "nearest", "--dry-run").code == 0
+    outside = "file_name,label\n../../../../secret.png,cat\n"
+    cached_data_set(hub, "me--pets", {"metadata.csv": outside.encode()}, "a2")
+    (tmp_path / "secret.png").write_bytes(solid_image(3).data)
+    refused = run("add", "other.db", hub)
+    assert (refused.code, "is outside of" in refused.err) == (1, True)
+
+
+def test_a_cache_of_the_hub_needs_one_data_set(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "hub" / "models--me--vlm" / "snapshots" / "b1").mkdir(parents=True)
+    refused = run("add", "k.db", "hub")
+    assert (refused.code, "the Hugging Face hub with 0 data sets" in refused.err) == (1, True)
+    for name in ("me--cats", "me--dogs"):
+        cached_data_set(tmp_path / "hub", name, IMAGES)
+    refused = run("add", "k.db", "hub")
+    assert "name one: hub/datasets--me--cats, hub/datasets--me--dogs" in refused.err
 
 
 def write_zip(path: Path, files: dict[str, bytes]) -> None:
@@ -227,20 +293,76 @@ def test_a_zip_of_splits_needs_one(run: Run, tmp_path: Path) -> None:
     assert added_labels(run, "tv.zip", "--split", "val") == LABELS
 
 
+OUTSIDE = ("../out.png", "/etc/out.png", "C:\\pets\\out.png", "cat\\..\\..\\out.png")
+
+
 def test_bad_entries_of_a_zip_do_not_stop_the_others(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {name: solid_image(shade).data for shade, name in enumerate(FILES)}
     bomb = {"cat/bomb.png": bytes(MAX_BYTES + 1), "dog/half.png": solid_image(4).data[:40]}
-    write_zip(tmp_path / "my.zip", files | {"../out.png": b"x", "/etc/out.png": b"x"} | bomb)
+    write_zip(tmp_path / "my.zip", files | dict.fromkeys(OUTSIDE, b"x") | bomb)
     added: Any = run("add", "k.db", "my.zip", "--embed", "pixels", "--json")
-    assert (added.code, added.json["new"], len(added.json["skipped"])) == (0, 3, 4)
-    assert "the entry '../out.png' leads outside of the archive" in added.err
+    assert (added.code, added.json["new"], len(added.json["skipped"])) == (0, 3, 6)
+    reasons = " ".join(one["reason"] for one in added.json["skipped"])
+    for name in OUTSIDE:
+        assert f"the entry {name!r} leads outside of the archive" in reasons
     assert "bomb.png is larger than 128 MB" in added.err
     assert not (tmp_path.parent / "out.png").exists()
     monkeypatch.setattr(archives, "MAX_ENTRIES", 3)
     refused = run("add", "other.db", "my.zip")
-    assert (refused.code, "has 7 entries, more than 3" in refused.err) == (1, True)
+    assert (refused.code, "has 9 entries, more than 3" in refused.err) == (1, True)
     (tmp_path / "bad.zip").write_bytes((tmp_path / "my.zip").read_bytes()[:-30])
     refused = run("add", "other.db", "bad.zip")
     assert (refused.code, "bad.zip is not a readable zip archive" in refused.err) == (1, True)
+
+
+def evaluated(run: Run, benchmark: str, *options: str) -> tuple[int, int, int]:
+    """Return the numbers of labelled examples, items and labels of an evaluation."""
+    ran = run("eval", benchmark, "--methods", "nearest", "--json", "run.json", *options)
+    assert ran.code == 0, ran.err
+    found = json.loads(Path("run.json").read_text())
+    return found["knowledge_base"], found["items"], found["labels"]
+
+
+def test_zips_and_tables_are_evaluated(run: Run, images: Path) -> None:
+    classes = {f"{label}/{n}.png": solid_image(n).data for n in range(8) for label in ("cat",)}
+    classes |= {f"dog/{n}.png": solid_image(n + 8).data for n in range(4)}
+    write_zip(images / "plain.zip", classes)
+    assert evaluated(run, "image-folder:plain.zip") == (9, 3, 2)
+    splits = {f"x/{('train', 'Valid')[i % 2]}/{k}": v for i, (k, v) in enumerate(classes.items())}
+    write_zip(images / "splits.zip", splits)
+    assert evaluated(run, "image-folder:splits.zip") == (6, 6, 2)
+    write_zip(images / "val.zip", {k: v for k, v in splits.items() if "Valid" in k})
+    refused = run("eval", "image-folder:val.zip", "--methods", "nearest")
+    assert "has Valid/, but not one train/ and one test/" in refused.err
+    for path, data in classes.items():
+        (images / path).write_bytes(data)
+    rows = [f"{name},{name[:3]}" for name in classes]
+    (images / "my.csv").write_text("\n".join(["kind of photo,species", *rows]))
+    (images / "a.csv").write_text("\n".join(["image,label", *rows[::2]]))
+    (images / "b.tsv").write_text("\n".join(["image,label", *rows[1::2]]).replace(",", "\t"))
+    assert evaluated(run, "table:a.csv,b.tsv") == (6, 6, 2)
+    unnamed = run("eval", "table:my.csv", "--methods", "nearest")
+    assert (unnamed.code, "image_column=NAME" in unnamed.err) == (1, True)
+    assert evaluated(run, "table:my.csv,image_column=kind of photo") == (9, 3, 2)
+    for wrong, named in {
+        "my.csv": "use table:my.csv",
+        "plain.zip": "use image-folder:plain.zip",
+        "table:none.csv": "none.csv does not exist",
+        "table:plain.zip": "plain.zip is no table",
+        "table:a.csv,scoring=loose": "scoring is unknown",
+    }.items():
+        refused = run("eval", wrong, "--methods", "nearest")
+        assert refused.code != 0 and named in refused.err
+
+
+def test_tables_of_questions_are_split_at_random(run: Run, images: Path) -> None:
+    rows = [f"{FILES[n % 3]}\tQuestion {n}?\tanswer {n}" for n in range(12)]
+    (images / "open.tsv").write_text("\n".join(["image\tquestion\tanswer", *rows]))
+    chosen = [f"{FILES[n % 3]}\tQuestion {n}?\tyes\tno\tB" for n in range(12)]
+    (images / "mcq.tsv").write_text("\n".join(["image\tquestion\tA\tB\tanswer", *chosen]))
+    for name, metric in (("open", "same_answer"), ("mcq", "accuracy")):
+        data = load_benchmark(f"table:{name}.tsv", seed=0)
+        assert (len(data.knowledge), len(data.items), data.labels) == (9, 3, ())
+        assert data.metrics[0].name == metric

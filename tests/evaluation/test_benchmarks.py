@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image as Pillow
+from PIL import ImageDraw, ImageOps
 
-from bottega.errors import LoadError, SettingError
+from bottega.errors import BottegaError, LoadError, NoticeError, SettingError
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from tests.paths import SHARED
 
@@ -87,6 +91,71 @@ def test_overlap_is_rejected_unless_allowed(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="1 of 1 test items"):
         load_benchmark(f"image-folder:{tmp_path}", seed=0)
     assert load_benchmark(f"image-folder:{tmp_path}", seed=0, allow_overlap=True).items
+
+
+SIZES = (160, 120)
+
+
+def scene(rng: np.random.Generator) -> Pillow.Image:
+    """Return coloured discs on a background with a gradient, like a simple photograph."""
+    image = Pillow.linear_gradient("L").resize(SIZES).convert("RGB")
+    draw = ImageDraw.Draw(image)
+    for _ in range(12):
+        x, y, radius = rng.integers(0, 160), rng.integers(0, 120), rng.integers(6, 40)
+        box = [int(x - radius), int(y - radius), int(x + radius), int(y + radius)]
+        draw.ellipse(box, fill=tuple(rng.integers(0, 255, 3).tolist()))
+    return image
+
+
+def recoloured(image: Pillow.Image) -> Pillow.Image:
+    return Pillow.merge("RGB", image.split()[::-1])
+
+
+# How an image of the test split comes from one of the training split, and whether it is a copy.
+EDITS: dict[str, tuple[Callable[[Pillow.Image], Pillow.Image], str, dict[str, Any], bool]] = {
+    "JPEG": (lambda image: image, "jpg", {"quality": 60}, True),
+    "WebP": (lambda image: image, "webp", {"quality": 80}, True),
+    "half the size": (lambda image: image.resize((80, 60)), "png", {}, True),
+    "a third more": (lambda image: image.resize((213, 160)), "jpg", {"quality": 85}, True),
+    "grey in RGB": (lambda image: image.convert("L"), "png", {}, False),
+    "other colours": (recoloured, "png", {}, False),
+    "mirrored": (ImageOps.mirror, "png", {}, False),
+    "flat": (lambda image: Pillow.new("RGB", SIZES, (7, 7, 7)), "png", {}, False),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_copies_in_other_bytes_are_reported_once(tmp_path: Path, edit: str) -> None:
+    change, suffix, options, is_copy = EDITS[edit]
+    rng = np.random.default_rng(0)
+    for label in ("cat", "dog"):
+        for split in ("train", "test"):
+            (tmp_path / split / label).mkdir(parents=True)
+        for number in range(3):
+            original = scene(rng)
+            original.save(tmp_path / "train" / label / f"{number}.png")
+            scene(rng).save(tmp_path / "test" / label / f"{number}.png")
+    change(original).save(tmp_path / "test" / "dog" / f"copy.{suffix}", **options)
+    Pillow.new("RGB", SIZES, (9, 9, 9)).save(tmp_path / "train" / "cat" / "flat.png")
+    reported: list[BottegaError] = []
+    data = load_benchmark(f"image-folder:{tmp_path}", seed=0, on_error=reported.append)
+    assert len(data.items) == 7
+    if not is_copy:
+        assert reported == []
+        return
+    [notice] = reported
+    assert isinstance(notice, NoticeError)
+    assert str(notice).startswith("1 of 7 evaluated items look like labelled examples in another")
+    pair = (tmp_path / "test" / "dog" / f"copy.{suffix}", tmp_path / "train" / "dog" / "2.png")
+    assert " and ".join(map(str, pair)) in str(notice)
+
+
+def test_different_photographs_are_no_copies() -> None:
+    reported: list[BottegaError] = []
+    load_benchmark(f"manyicl:{UCMERCED}", seed=0, on_error=reported.append)
+    photos = SHARED / "data" / "photos" / "cifar10"
+    load_benchmark(f"image-folder:{photos}", seed=0, on_error=reported.append)
+    assert reported == []
 
 
 def test_too_few_items_raise(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import multinomial
 
+from bottega.errors import SettingError
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.metrics.intervals import (
     PERMUTATIONS,
@@ -123,7 +124,34 @@ async def test_methods_are_paired_at_equal_shots() -> None:
     [one] = paired_differences(runs)
     assert (one.method, one.against, one.shots, one.n) == ("visual-rag", "vote", 5, 6)
     assert (one.value, one.p_value) == (0.5, 0.25)
-    assert paired_differences(runs[1:]) == []
+    assert paired_differences([*runs[1:], await _run("vote", 20, 0)]) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "names"),
+    [
+        (("mine", 0), ("yours", 5), ("yours", "mine")),
+        (("mine", 5), ("mine", 5), ("mine 5", "mine 5")),
+        (("vote", 10), ("vote", 5), ("vote 5", "vote 10")),
+        (("zero-shot", 0), ("mine", 5), ("mine", "zero-shot")),
+        (("vote", 5), ("visual-rag", 5), ("visual-rag", "vote")),
+    ],
+)
+async def test_any_two_runs_are_paired(
+    first: tuple[str, int], second: tuple[str, int], names: tuple[str, str]
+) -> None:
+    runs = [await _run(*first, 3), await _run(*second, 0)]
+    [one] = paired_differences(runs)
+    assert ((one.method, one.against), one.n, one.value) == (names, 6, 0.5)
+    assert one.shots == max(first[1], second[1])
+
+
+async def test_two_runs_over_other_items_are_rejected() -> None:
+    result, scored = await _run("mine", 0, 3)
+    moved = [replace(one, index=(one.index + 1) % len(scored)) for one in scored]
+    with pytest.raises(SettingError, match="mine and yours have different items"):
+        paired_differences([(result, scored), (replace(result, method="yours"), moved)])
+    assert paired_differences([(result, scored[:2]), (result, scored[2:])]) == []
 
 
 async def test_only_items_answered_by_both_are_compared() -> None:

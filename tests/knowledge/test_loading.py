@@ -221,6 +221,9 @@ def test_class_without_a_name_is_reported_once(tmp_path: Path) -> None:
     table(tmp_path, ",cat,\na.png,1,0\n")
     with pytest.raises(LoadError, match="unnamed"):
         list(load_manyicl(tmp_path, "demo"))
+    table(tmp_path, f",cat,{'x' * 10240}\na.png,1,0\n")
+    with pytest.raises(LoadError, match=r"demo\.csv: the label has 10,240"):
+        list(load_manyicl(tmp_path, "demo"))
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])

@@ -112,6 +112,35 @@ def test_folders_are_labels_and_failures_lose_nothing(tmp_path: Path) -> None:
         assert all(one.tags["provenance"] == "human" for one in served.base())
 
 
+# Paths of a choice of files or folders, with the label of each, None if it is refused.
+UPLOADS: dict[str, dict[str, str | None]] = {
+    "deeper folders belong to their class": {"pets/cat/a/b/1.png": "cat", "pets/dog/2.png": "dog"},
+    "a class folder": {"cat/1.png": "cat", "cat/2.png": "cat"},
+    "splits of classes": {"tv/Train/cat/1.png": None, "tv/val/dog/2.png": None},
+    "one split of classes": {"tv/train/cat/1.png": None},
+    "splits without classes": {
+        "tv/train/1.png": None,
+        "tv/test/2.png": None,
+        "tv/cat/3.png": "cat",
+    },
+    "a chosen split": {"train/cat/1.png": "cat", "train/dog/2.png": "dog"},
+    "a class named like a split": {"toys/train/1.png": "train", "toys/car/2.png": "car"},
+}
+
+
+@pytest.mark.parametrize("kind", UPLOADS)
+def test_labels_of_uploads_are_those_of_class_folders(tmp_path: Path, kind: str) -> None:
+    with base_console(tmp_path) as served:
+        form = aiohttp.FormData(quote_fields=False)
+        for shade, name in enumerate(UPLOADS[kind]):
+            form.add_field("folder", solid_image(shade).data, filename=name)
+        [(status, text)] = served.send(TOKEN, [("POST", "/knowledge/add", form)])
+        assert status == 200
+        stored = {str(one.source): one.answer for one in served.base()}
+        assert stored == {name: label for name, label in UPLOADS[kind].items() if label}
+        assert text.count("is a split, not a class") == list(UPLOADS[kind].values()).count(None)
+
+
 class AngleEmbedder:
     """Embedder that reads an angle from the text of a query."""
 

@@ -29,7 +29,7 @@ PAIRED_TESTS = (
 )
 FOOTNOTE = 'Invalid replies count as wrong, also "unknown"; failed requests are excluded.'
 
-CLASSIFICATIONS = ("image-folder:", "knowledge-base:")
+CLASSIFICATIONS = ("image-folder:", "table:", "knowledge-base:")
 RECOMMENDATION = ("visual-rag", "logreg")
 SHOWN_FAILURES = 10
 

@@ -25,6 +25,7 @@ from bottega.knowledge.loaders.delimited import METADATA, count_table, is_delimi
 from bottega.knowledge.loaders.folders import (
     count_images,
     count_manyicl,
+    hub_snapshot,
     named_split,
     split_folders,
     split_names,
@@ -58,7 +59,8 @@ def open_source(
     source: str, split: str | None, on_error: OnError, columns: TableColumns | None = None
 ) -> ExampleSource:
     """Open labelled examples. Raises `LoadError` and `SettingError`."""
-    path = Path(source)
+    path = hub_snapshot(Path(source))
+    source = source if path == Path(source) else str(path)
     found = columns or TableColumns()
     if (file := _table_file(path, split)) is not None:
         return _rows(file, found, on_error)

@@ -33,12 +33,14 @@ from bottega.cli.output import (
     print_json,
     print_result,
     say,
+    warn,
 )
 from bottega.cli.progress import Status, progress
 from bottega.errors import LoadError, SettingError
 from bottega.knowledge import AddResult, KnowledgeBase
 from bottega.knowledge.batch import is_sound
 from bottega.knowledge.embedders.names import packaged_name, reads_text_only
+from bottega.knowledge.loaders.folders import faint_images, similar_labels
 from bottega.knowledge.records import DEFAULT
 from bottega.knowledge.transfer import count_exported
 from bottega.naming import SAMPLED, default_embedder
@@ -106,7 +108,9 @@ def add(
     ):
         added = knowledge.add(chain(first, found.examples), on_error=skipped, progress=status)
         total, embedders = len(knowledge), _embedders(knowledge)
-        _note_doubtful_labels(knowledge, file)
+        _note_doubtful_labels(knowledge, file, first)
+    if (faint := faint_images(images)) is not None:
+        warn(faint)
     skipped.warn_of_rest()
     if added.new == added.duplicates == 0:
         raise _nothing_readable(source, skipped)
@@ -151,8 +155,11 @@ def _check_texts_differ(embed: str, examples: Sequence[Example]) -> None:
         )
 
 
-def _note_doubtful_labels(knowledge: KnowledgeBase, file: StoreLocation) -> None:
-    """Print notes on contradictory answers, a single label, and a label that equals abstention."""
+def _note_doubtful_labels(
+    knowledge: KnowledgeBase, file: StoreLocation, added: Sequence[Example]
+) -> None:
+    """Print notes on contradictory answers, similar labels, a single label, and a label that equals
+    abstention."""
     if groups := knowledge.contradictions():
         examples = knowledge.get_many(groups[0])
         named = " and ".join(f"{one.answer!r} ({one.source}, {one.id})" for one in examples[:2])
@@ -160,7 +167,11 @@ def _note_doubtful_labels(knowledge: KnowledgeBase, file: StoreLocation) -> None
             f"{plural(len(groups), 'question')} with several answers, for example {named}; remove a"
             f" wrong one with bottega rm {file} ID"
         )
-    if len(labels := knowledge.labels()) == 1 and not knowledge.ids_by_label().get(""):
+    labels = knowledge.labels()
+    one_question = len({one.query.text for one in added}) == 1
+    if one_question and (similar := similar_labels(labels)) is not None:
+        warn(similar)
+    if len(labels) == 1 and not knowledge.ids_by_label().get(""):
         note(f"{file} has the label {labels[0]!r} only; add images of other classes")
     if ABSTENTION in map(str.casefold, labels):
         note(

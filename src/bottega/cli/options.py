@@ -19,7 +19,8 @@ BenchmarkSpec = Annotated[
     str,
     Argument(
         metavar="BENCHMARK",
-        help="digits (or digits:half=second); image-folder:DIR, manyicl:DIR or jsonl:DIR; a "
+        help="digits (or digits:half=second); image-folder:DIR or FILE.zip, table:FILE, "
+        "manyicl:DIR or jsonl:DIR; a "
         "knowledge base K.db or postgresql://... (classifies each labelled image by the others); a "
         "synthetic task with options, e.g. glyphs:ways=5,shots=5 (tasks: "
         f"{', '.join(SYNTHETIC)}); or a published benchmark with a folder or a Hugging Face id and "
@@ -27,6 +28,7 @@ BenchmarkSpec = Annotated[
         "docs/evaluation.md.",
     ),
 ]
+Yes = Annotated[bool, Option("--yes", "-y", help="Skip the cost confirmation.")]
 ItemLimit = Annotated[int | None, Option(min=1, help="Maximum number of evaluated items.")]
 CompressorFolder = Annotated[
     Path | None,

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bottega.errors import BottegaError, UnreadFilesError
+from bottega.errors import BottegaError, NoticeError
 
 # Files and pipes have no width: rows are never folded.
 console = Console(width=None if sys.stdout.isatty() else 10_000, emoji=False)
@@ -106,7 +106,10 @@ def note(text: str) -> None:
 
 
 def warn(error: BottegaError, *, about: str = "") -> None:
-    """Print a warning; `about` names the subject if the error does not."""
+    """Print a warning, or a note; `about` names the subject if the error does not."""
+    if isinstance(error, NoticeError):
+        note(str(error))
+        return
     text = str(error) if about in str(error) else f"{about}: {error}"
     hint = f" ({error.hint})" if error.hint else ""
     notes.print(shown("skipped: ", "yellow") + shown(text + hint), soft_wrap=True)
@@ -122,8 +125,8 @@ class SkippedExamples(list[BottegaError]):
         self._kinds: dict[tuple[type, str], list[BottegaError]] = {}
 
     def __call__(self, error: BottegaError, /) -> None:
-        if isinstance(error, UnreadFilesError):
-            note(str(error))
+        if isinstance(error, NoticeError):
+            warn(error)
             return
         if self._strict:
             raise error
@@ -154,6 +157,11 @@ def noting_interruption(text: Callable[[], str]) -> Iterator[None]:
     except KeyboardInterrupt:
         note(f"interrupted: {text()}")
         raise
+
+
+def at_terminal() -> bool:
+    """Return whether a user can answer questions."""
+    return sys.stdin.isatty()
 
 
 def clock(seconds: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -24,8 +23,10 @@ from bottega.cli.options import (
     On,
     PriceOption,
     WorkerCount,
+    Yes,
 )
 from bottega.cli.output import (
+    at_terminal,
     note,
     noting_interruption,
     plural,
@@ -190,7 +191,7 @@ def rationales(
     budget: BudgetOption = None,
     price: PriceOption = None,
     dry_run: DryRun = False,
-    yes: Annotated[bool, Option("--yes", "-y", help="Skip the cost confirmation.")] = False,
+    yes: Yes = False,
     on: On = LOCAL,
     workers: WorkerCount = None,
     json: Json = False,
@@ -343,7 +344,3 @@ class Job:
         if not (self.asks and at_terminal()) or last.cost_usd == 0:
             return True
         return typer.confirm("Continue?", err=True)
-
-
-def at_terminal() -> bool:
-    return sys.stdin.isatty()

@@ -11,7 +11,6 @@ from typer import Option
 
 from bottega._util.locations import StoreLocation
 from bottega.cli.components import check_retrieval_options, open_prices, with_synonyms
-from bottega.cli.evaluation_output import print_plan
 from bottega.cli.evaluation_run import check_output
 from bottega.cli.method_actor import check_images
 from bottega.cli.options import (
@@ -24,6 +23,7 @@ from bottega.cli.options import (
     Seed,
     Stop,
     Synonyms,
+    Yes,
     knowledge_option,
     parse_stop,
 )
@@ -50,7 +50,7 @@ from bottega.naming import (
     model_for,
     suggestion,
 )
-from bottega.recipes.cache_retrieval import BY_DRAFT, RETRIEVE
+from bottega.recipes.cache_retrieval import RETRIEVE
 
 ANSWER_TOKENS = 512
 # Size of MMMU's development set, the paper's cold start, relative to its validation set.
@@ -214,6 +214,7 @@ def stream(
     json: JsonFile = None,
     synonyms: Synonyms = None,
     dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Answer a stream of questions with an apprentice and a master whose answers fill a cache.
 
@@ -281,15 +282,11 @@ def stream(
             f"master and apprentice have one name but two prices, got {config.tiers[-1]}",
             hint="serve one of them under another name, or set equal prices",
         )
-    run = StreamRun(config, data, tables, out, budget, concurrency, apprentice_url)
+    run = StreamRun(config, data, tables, out, budget, concurrency, apprentice_url, asks=not yes)
     if dry_run:
-        calls = len(config.streams()) * len(data.items)
-        if answers is None and set(config.starts) - {"none"}:
-            calls += len(labelled_questions(data))
-        drafts = bool(set(BY_DRAFT) & set(config.retrieve))
-        print_plan(data, config.tiers, calls, drafts=drafts, orders=len(run.orders))
-        return
-    run.execute(json)
+        run.print_plan()
+    else:
+        run.execute(json)
 
 
 def _check_unused(config: StreamConfig, cold: int | None) -> None:

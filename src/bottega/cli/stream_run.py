@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import typer
 from typer import Exit
 
 from bottega import __version__
@@ -17,9 +18,19 @@ from bottega._util.durable_files import make_out_folder
 from bottega._util.event_loops import run_closing
 from bottega._util.identity import identity, json_digest
 from bottega.cli.components import open_retrieval
-from bottega.cli.evaluation_output import stored_text
+from bottega.cli.evaluation_output import print_plan, stored_text
 from bottega.cli.master_answers import read_answers
-from bottega.cli.output import note, noting_interruption, plural, print_table, say, to_json, warn
+from bottega.cli.output import (
+    at_terminal,
+    format_usd,
+    note,
+    noting_interruption,
+    plural,
+    print_table,
+    say,
+    to_json,
+    warn,
+)
 from bottega.cli.progress import Step, progress
 from bottega.errors import BudgetError, SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
@@ -30,7 +41,13 @@ from bottega.evaluation.master_answers import (
     question_key,
 )
 from bottega.evaluation.metrics.intervals import bounds
-from bottega.evaluation.outcomes import Budget, BudgetedGenerator, ScoredAnswer, reply_cost
+from bottega.evaluation.outcomes import (
+    Budget,
+    BudgetedGenerator,
+    ScoredAnswer,
+    add_cost,
+    reply_cost,
+)
 from bottega.evaluation.run_store import CORPUS, RunStore
 from bottega.evaluation.stream_plan import APPRENTICE, MASTER, Stream, StreamConfig, item_orders
 from bottega.evaluation.stream_runs import StreamSetup, run_streams
@@ -52,6 +69,8 @@ from bottega.types import Example, Sampling, Usage
 REPLIES = "replies"
 APPRENTICE_KEY = "APPRENTICE_API_KEY"
 SHOWN_FAILURES = 10
+MOST_UNCONFIRMED = 1000  # paid requests
+IMAGE_TOKENS = 800  # of one image, to estimate the cost
 COLUMNS = (
     *("curve", "master", "streams", "n", "accuracy", "low", "high"),
     *("gain", "low", "high", "sent", "agreement", "USD"),
@@ -79,9 +98,22 @@ class StreamRun:
     budget_usd: float | None
     concurrency: int
     apprentice_url: str | None = None
+    asks: bool = False
     models: list[ReplayGenerator] = field(default_factory=list)
     replies_before: int = 0
     failed: int = 0
+
+    def print_plan(self) -> None:
+        """Print the size of the run for `--dry-run`."""
+        calls = len(self.config.streams()) * len(self.data.items) + self._corpus_calls
+        drafts = bool(set(BY_DRAFT) & set(self.config.retrieve))
+        tiers, orders = self.config.tiers, len(self.orders)
+        print_plan(self.data, tiers, calls, drafts=drafts, orders=orders)
+
+    @property
+    def _corpus_calls(self) -> int:
+        asked = self.config.answers is None and set(self.config.starts) - {"none"}
+        return len(labelled_questions(self.data)) if asked else 0
 
     def execute(self, json: Path | None) -> None:
         """Run all streams, then report the completed ones, also after an error."""
@@ -92,6 +124,7 @@ class StreamRun:
             noting_interruption(lambda: stored_text(store, self.out)),
         ):
             setup = self._open_setup(folder)
+            self._confirm()
             results: dict[Stream, StreamResult] = {}
             try:
                 run_closing(self._run(setup, streams, store, results), *self.models)
@@ -102,6 +135,46 @@ class StreamRun:
                 self._report(done, setup, json)
                 self._report_failures(store)
         if self.failed:
+            raise Exit(1)
+
+    def _planned_calls(self) -> tuple[int, int]:
+        """Estimate the requests to the cheaper models and to the master.
+
+        Equal requests are sent once: each item needs one request to the master, and one to the
+        apprentice without a cache.
+        """
+        items, streams = len(self.data.items), self.config.streams()
+        drafts = bool(set(BY_DRAFT) & set(self.config.retrieve))
+        alone = any(one.curve.control == "no-cache" for one in streams)
+        cached = (1 - one.rate for one in streams if one.curve.control not in ("no-cache", "vote"))
+        cheaper = round(items * (sum(cached) + alone + drafts))
+        return cheaper, items * any(one.rate for one in streams) + self._corpus_calls
+
+    def _confirm(self) -> None:
+        """Note the number and cost of the paid requests. Ask before more than `MOST_UNCONFIRMED`;
+        raise `Exit` if the user declines."""
+        config, queries = self.config, [item.query for item in self.data.items]
+        tokens = sum(len(q.text) // 4 + IMAGE_TOKENS * len(q.images) for q in queries)
+        prompt = tokens // max(1, len(queries))
+        groups = (self.models[:-1], prompt * (1 + config.shots)), (self.models[-1:], prompt)
+        paid = 0
+        usd: float | None = 0.0
+        for planned, (models, length) in zip(self._planned_calls(), groups, strict=True):
+            left = max(0, planned - sum(len(model.replies()) for model in models))
+            used = Usage(length, config.max_tokens)
+            costs = [self._price(model.name, used) for model in models]
+            paid += left if any(cost != 0 for cost in costs) else 0
+            usd = add_cost(
+                usd, None if None in costs else left * max(cost or 0.0 for cost in costs)
+            )
+        if not paid:
+            return
+        cost = "an unknown price (set --master-price and --apprentice-price)"
+        if usd is not None:
+            cost = f"{format_usd(usd)} USD if replies have {config.max_tokens} tokens"
+        note(f"about {paid:,} paid requests for {cost}")
+        asks = self.asks and at_terminal() and paid > MOST_UNCONFIRMED
+        if asks and not typer.confirm("Continue?", err=True):
             raise Exit(1)
 
     @contextmanager

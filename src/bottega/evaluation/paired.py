@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bottega import notebook
+from bottega.errors import SettingError
 from bottega.evaluation.methods import METHODS, REFERENCE
 from bottega.evaluation.metrics.intervals import (
     Estimate,
@@ -15,8 +16,10 @@ from bottega.evaluation.metrics.intervals import (
     sign_flips,
 )
 from bottega.evaluation.metrics.metric import NotScored
-from bottega.evaluation.outcomes import ScoredAnswer
+from bottega.evaluation.outcomes import ScoredAnswer, method_title
 from bottega.evaluation.runner import Result
+
+ScoredRun = tuple[Result, Sequence[ScoredAnswer]]
 
 
 @dataclass(frozen=True)
@@ -40,25 +43,41 @@ class PairedDifference:
         return notebook.render("difference", self)
 
 
-def paired_differences(
-    runs: Sequence[tuple[Result, Sequence[ScoredAnswer]]], *, seed: int = 0
-) -> list[PairedDifference]:
+def paired_differences(runs: Sequence[ScoredRun], *, seed: int = 0) -> list[PairedDifference]:
     """Compare methods with their baselines, the differences to `REFERENCE` first.
 
     Both have the same number of shots. A method with a single number of shots is compared at each
-    number of the other method. Metrics of a whole set (macro-F1) and `NotScored` have no pairs.
+    number of the other method. Any other two runs are compared as the second with the first.
+    Metrics of a whole set (macro-F1) and `NotScored` have no pairs. Raises `SettingError` if two
+    runs have different items.
     """
     unpaired = ("macro", NotScored.name)
-    by_name = {
-        (r.method, r.shots): scored for r, scored in runs if not r.metric.startswith(unpaired)
-    }
+    paired = [(r, scored) for r, scored in runs if not r.metric.startswith(unpaired)]
+    by_name = {(r.method, r.shots): scored for r, scored in paired}
     compared = [
         compare(method, against, max(shots, other), scored, by_name[against, other], seed)
         for (method, shots), scored in by_name.items()
         for against in _baselines(method)
         for other in _shots(method, shots, against, by_name)
     ]
+    if not any(compared) and len(paired) == len(runs) == 2:
+        compared = [_compare_two(paired[0], paired[1], seed)]
     return sorted(filter(None, compared), key=is_other_baseline)
+
+
+def _compare_two(first: ScoredRun, second: ScoredRun, seed: int) -> PairedDifference | None:
+    (result, scored), (other, others) = first, second
+    items = {one.index: one.item.query for one in scored}
+    if any(one.item.query != items.get(one.index, one.item.query) for one in others):
+        raise SettingError(
+            f"the runs of {result.method} and {other.method} have different items",
+            hint="evaluate both with the same benchmark, seed and limit",
+        )
+    names = [one.method for one in (other, result)]
+    if other.method == result.method:
+        names = [method_title(one.method, one.shots) for one in (other, result)]
+    shots = max(other.shots, result.shots)
+    return compare(names[0], names[1], shots, others, scored, seed)
 
 
 def is_other_baseline(one: PairedDifference) -> bool:

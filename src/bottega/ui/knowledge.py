@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
@@ -12,7 +12,7 @@ from starlette.routing import Route
 from bottega.errors import BottegaError, LoadError
 from bottega.gateway.cached_examples import HUMAN
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.loaders.folders import label_text
+from bottega.knowledge.loaders.folders import label_text, split_names
 from bottega.knowledge.loaders.scan import is_system_name
 from bottega.openai_api.errors import ApiError
 from bottega.types import IMAGE_QUESTION, Example, Query
@@ -135,26 +135,47 @@ def knowledge_routes(renderer: Renderer, pages: KnowledgePages) -> list[Route]:
 
 def _examples(visit: Visit, on_error: Callable[[BottegaError], None]) -> Iterator[Example]:
     """Yield the uploaded images as examples. The label is that of the form, else the name of the
-    file's folder. Unreadable files and files without a label go to `on_error`."""
+    class folder. Unreadable files and files without a label go to `on_error`."""
     question = visit.value("question").strip() or IMAGE_QUESTION
     given = visit.value("label").strip()
     tags = {"provenance": HUMAN}
     if visit.user.account.id:
         tags["account"] = visit.user.account.id
-    for file in [*visit.files("images"), *visit.files("folder")]:
+    files = [*visit.files("images"), *visit.files("folder")]
+    splits = _splits(PurePosixPath(file.filename or "") for file in files)
+    for file in files:
         name = file.filename or ""
         if any(map(is_system_name, PurePosixPath(name).parts)):
             continue
         try:
-            label = given or PurePosixPath(name).parent.name
-            if not label:
-                raise LoadError(f"{name} has no label", hint="enter a label, or choose a folder")
+            label = given or _class_of(PurePosixPath(name), splits)
             query = Query(question, (uploaded_image(file),))
             example = Example(query, label_text(label), tags=tags, source=name)
         except BottegaError as error:
             on_error(error)
         else:
             yield example
+
+
+def _splits(paths: Iterable[PurePosixPath]) -> Collection[str]:
+    """Return the folders that are splits, such as train and val, instead of classes."""
+    below = [path.parts[1:-1] for path in paths if len(path.parts) > 2]
+    found = split_names(dict.fromkeys(parts[0] for parts in below))
+    with_classes = {parts[0] for parts in below if len(parts) > 1}
+    return [n for names in found.values() for n in names if len(found) > 1 or n in with_classes]
+
+
+def _class_of(path: PurePosixPath, splits: Collection[str]) -> str:
+    """Return the folder below the chosen one, or the chosen folder itself. Raises `LoadError`."""
+    chosen, *below = path.parent.parts or [""]
+    if below and below[0] in splits:
+        raise LoadError(
+            f"{path}: {below[0]} is a split, not a class",
+            hint=f"choose the folder {chosen}/{below[0]}, or enter a label",
+        )
+    if not chosen:
+        raise LoadError(f"{path} has no label", hint="enter a label, or choose a folder")
+    return below[0] if below else chosen
 
 
 def _by_id(base: KnowledgeBase, ids: Collection[str]) -> dict[str, Example]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +30,10 @@ from tests.evaluation.report.builders import (
 )
 
 DATA = benchmark(40, examples=6, side=8)
-FILES = ["index.html", "results.csv", "results.md", "accuracy-shots.png", "cost-quality.png"]
+FILES = [
+    *("index.html", "results.csv", "results.md", "items.csv"),
+    *("accuracy-shots.png", "cost-quality.png"),
+]
 
 
 class Addresses(HTMLParser):
@@ -52,7 +56,7 @@ async def folder(tmp_path: Path) -> Path:
 def test_report_contains_all_files(folder: Path, tmp_path: Path) -> None:
     report = write_report([folder], tmp_path / "a" / "b")
     assert [file.name for file in report.files] == FILES
-    for file in report.files[3:]:
+    for file in report.files[4:]:
         with Pillow.open(file) as plot:
             assert plot.width > 800
     page = report.files[0].read_text("utf-8")
@@ -71,7 +75,7 @@ def test_missing_matplotlib_skips_only_plots(
         "bottega.errors.find_spec", lambda name: None if name == "matplotlib" else find_spec(name)
     )
     report = write_report([folder], tmp_path / "out")
-    assert [file.name for file in report.files] == FILES[:3]
+    assert [file.name for file in report.files] == FILES[:4]
     assert "bottega-vlm[eval]" in str(report.unplotted and report.unplotted.hint)
 
 
@@ -82,8 +86,8 @@ async def test_each_benchmark_has_a_section_and_plots(folder: Path, tmp_path: Pa
     )
     report = write_report([folder, second], tmp_path / "out")
     assert [section.benchmark for section in report.sections] == ["animals", "manyicl:FIVES"]
-    assert [file.name for file in report.files[3:]] == [
-        f"{stem}-{name}" for stem in ("1-animals", "2-manyicl") for name in FILES[3:]
+    assert [file.name for file in report.files[4:]] == [
+        f"{stem}-{name}" for stem in ("1-animals", "2-manyicl") for name in FILES[4:]
     ]
     page = report.files[0].read_text("utf-8")
     assert "Gemini 1.5 Pro (Visual RAG, Table 2)" in page
@@ -122,6 +126,31 @@ def test_csv_has_a_row_for_each_value(folder: Path) -> None:
     assert rows[0]["run"] == "run"
     assert (rows[2]["n"], rows[2]["failed"], rows[0]["invalid"]) == ("39", "1", "2")
     assert float(of_top_k["cost_usd"]) == pytest.approx(40 * 0.004)
+
+
+async def test_each_method_and_item_is_a_line(tmp_path: Path) -> None:
+    items = (replace(DATA.items[0], answer='a "b",\nc'), *DATA.items[1:])
+    data = replace(DATA, items=items)
+    runs = [await store_run(tmp_path / name, data, three_methods(data)) for name in ("one", "two")]
+    report = write_report(runs, tmp_path / "out")
+    with report.files[3].open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(rows) == 2 * 3 * len(items)
+    assert [rows[0][name] for name in ("run", "method", "shots", "item")] == [
+        *("one", "zero-shot", "0", "0")
+    ]
+    assert (rows[0]["truth"], rows[0]["question"]) == ('a "b",\nc', items[0].query.text)
+    for row in rows:
+        assert row["truth"] == items[int(row["item"])].answer
+        if row["method"] == "random" and row["item"] == "2":
+            assert row["error"] and not row["answer"] and not row["score"]
+            continue
+        assert row["error"] == ""
+        is_valid = row["method"] != "zero-shot" or row["item"] not in ("4", "5")
+        is_right = is_valid and row["answer"] == row["truth"]
+        assert (row["valid"], float(row["score"])) == (str(is_valid), is_right)
+    top_k = [row for row in rows if (row["run"], row["method"]) == ("two", "top-k")]
+    assert sum(float(row["cost_usd"]) for row in top_k) == pytest.approx(40 * 0.004)
 
 
 async def test_markdown_cells_cannot_break_the_table(tmp_path: Path) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from bottega.errors import LoadError, SettingError
+from bottega.errors import LoadError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
-from bottega.evaluation.benchmarks.source import Source, read_options
+from bottega.evaluation.benchmarks.source import LOCATION, Source, read_options
 from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.metrics.same_answer import SameAnswer, UndecidedShare
 from bottega.evaluation.metrics.vl_icl import Containment, WholeMatch
@@ -21,11 +21,17 @@ from bottega.knowledge import (
     KnowledgeBase,
     has_splits,
     load_digits,
+    load_hugging_face,
+    load_image_archive,
     load_image_folder,
     load_jsonl,
     load_manyicl,
+    load_table,
 )
-from bottega.knowledge.loaders.folders import manyicl_classes, split_folders
+from bottega.knowledge.loaders.archives import UNPACK, archive_splits
+from bottega.knowledge.loaders.delimited import METADATA, is_delimited
+from bottega.knowledge.loaders.folders import hub_snapshot, manyicl_classes, split_folders
+from bottega.knowledge.loaders.tables import PARQUET
 from bottega.parsing import ChoiceParser
 from bottega.prompting import LetteredPrompter
 from bottega.types import IMAGE_QUESTION, Example
@@ -46,23 +52,26 @@ def digits(source: Source) -> Benchmark:
 
 
 HELD_OUT_SHARE = 0.25
+ZIP = ".zip"
 
 
 def image_folder(source: Source) -> Benchmark:
-    """Load a folder with train/ and test/ (or val/), or split it by the seed."""
+    """Load a folder or zip archive with train/ and test/ (or val/), or split it by the seed."""
     folder, question = _folder_and_question(source.location)
-    root = Path(folder)
-    load = partial(load_image_folder, question=question, on_error=source.on_error)
-    if has_splits(root):
-        knowledge, items = (list(load(root, split=split)) for split in _train_and_test(root))
+    root = hub_snapshot(Path(folder))
+    is_archive = root.suffix.lower() == ZIP
+    loader = load_image_archive if is_archive else load_image_folder
+    load = partial(loader, root, question=question, on_error=source.on_error)
+    folders = archive_splits(root) if is_archive else split_folders(root)
+    if splits := folders if is_archive or has_splits(root) else {}:
+        knowledge, items = (list(load(split=one)) for one in _train_and_test(root, splits))
     else:
-        knowledge, items = _stratified(load(root), source.seed)
+        knowledge, items = _stratified(load(), source.seed)
     return labelled_benchmark(source.spec, knowledge, items)
 
 
-def _train_and_test(root: Path) -> tuple[str, str]:
+def _train_and_test(root: Path, splits: Mapping[str, Sequence[str]]) -> tuple[str, str]:
     """Return the subfolders of examples and items. Raises `LoadError` without one of them."""
-    splits = split_folders(root)
     train, test = splits.get("train", []), splits.get("test") or splits.get("val", [])
     if len(train) == len(test) == 1:
         return train[0], test[0]
@@ -71,7 +80,9 @@ def _train_and_test(root: Path) -> tuple[str, str]:
     raise LoadError(
         f"{path_text(root)} has {', '.join(f'{name}/' for name in names)}, but not one train/ and"
         " one test/",
-        hint=f"to split {names[0]}/ by the seed, run bottega eval {shlex.quote(spec)}",
+        hint=UNPACK
+        if root.suffix.lower() == ZIP
+        else f"to split {names[0]}/ by the seed, run bottega eval {shlex.quote(spec)}",
     )
 
 
@@ -94,11 +105,15 @@ def _folder_and_question(location: str) -> tuple[str, str]:
     return folder, question if given else IMAGE_QUESTION
 
 
-def _stratified(examples: Iterable[Example], seed: int) -> tuple[list[Example], list[Example]]:
-    """Hold out a quarter of each label's distinct images, but never its only image."""
+def _stratified(
+    examples: Iterable[Example], seed: int, *, classes: bool = True
+) -> tuple[list[Example], list[Example]]:
+    """Hold out a quarter of each label's distinct images, but never its only image; without
+    `classes`, a quarter of all distinct questions."""
     by_label: dict[str, list[Example]] = defaultdict(list)
-    for example in {example.query.images: example for example in examples}.values():
-        by_label[example.answer].append(example)
+    keyed = {one.query.images if classes else one.query: one for one in examples}
+    for example in keyed.values():
+        by_label[example.answer if classes else ""].append(example)
     rng = random.Random(seed)
     knowledge: list[Example] = []
     items: list[Example] = []
@@ -127,6 +142,7 @@ def knowledge_base(source: Source) -> Benchmark:
 
 FILES = ("train.jsonl", "test.jsonl")
 SCORING = ("same", "exact")  # of free text, the default first
+TABLES = "a .csv, .tsv, .csv.gz, .tsv.gz or .parquet file, or metadata.jsonl"
 LAYOUT = "use DIR with train.jsonl and test.jsonl, or jsonl:TRAIN.jsonl,TEST.jsonl"
 
 
@@ -139,22 +155,69 @@ def jsonl(source: Source) -> Benchmark:
     sentence must equal it up to case and punctuation.
     """
     location, given, scoring = source.location.partition(",scoring=")
-    if given and scoring not in SCORING:
-        raise SettingError(
-            f"scoring is unknown, got {scoring!r}", hint=f"use {' or '.join(SCORING)}"
-        )
+    _check_scoring(scoring if given else SCORING[0])
     knowledge, items = (
         tuple(load_jsonl(path, on_error=source.on_error)) for path in _paths(location)
     )
+    return _own_benchmark(source.spec, knowledge, items, scoring if given else SCORING[0])
+
+
+def table(source: Source) -> Benchmark:
+    """Load TRAIN,TEST, or one table, which the seed splits: CSV, TSV, parquet or metadata files.
+
+    Rows are scored as those of `jsonl`. Options name the columns that are not found by usual names.
+    """
+    found = LOCATION.fullmatch(source.location)
+    location, options = found.groups() if found else (source.location, None)
+    defaults = {"image_column": "", "label_column": "", "scoring": SCORING[0]}
+    given = {k: str(v) for k, v in read_options("table", options, defaults).items()}
+    scoring = given.pop("scoring", SCORING[0])
+    _check_scoring(scoring)
+    train, comma, test = location.rpartition(",")
+    paths = (train, test) if comma and not Path(location).exists() else (location,)
+    knowledge, *others = [_rows(Path(path), given, source.on_error) for path in paths]
+    items = others[0] if others else []
+    if not others:
+        classes = _is_classification(knowledge)
+        knowledge, items = _stratified(knowledge, source.seed, classes=classes)
+    return _own_benchmark(source.spec, knowledge, items, scoring)
+
+
+def _rows(path: Path, columns: Mapping[str, str], on_error: OnError | None) -> list[Example]:
+    if not path.is_file():
+        raise LoadError(f"{path_text(path)} does not exist", hint="check the path")
+    if is_delimited(path) or path.name in METADATA:
+        return list(load_table(path, **columns, on_error=on_error))
+    if path.suffix != PARQUET:
+        raise LoadError(f"{path_text(path)} is no table", hint=f"use {TABLES}")
+    return list(load_hugging_face(path, **columns, on_error=on_error))
+
+
+def _is_classification(examples: Sequence[Example]) -> bool:
+    """Return whether all answers are classes: there are lists of labels, or one question."""
+    classes = any(example.labels is not None for example in examples)
+    one_question = len({example.query.text for example in examples}) == 1
+    return not any(example.query.choices for example in examples) and (classes or one_question)
+
+
+def _check_scoring(scoring: str) -> None:
+    if scoring not in SCORING:
+        raise SettingError(
+            f"scoring is unknown, got {scoring!r}", hint=f"use {' or '.join(SCORING)}"
+        )
+
+
+def _own_benchmark(
+    spec: str, knowledge: Sequence[Example], items: Sequence[Example], scoring: str
+) -> Benchmark:
     everything = (*knowledge, *items)
+    if _is_classification(everything):
+        return labelled_benchmark(spec, knowledge, items)
+    knowledge, items = tuple(knowledge), tuple(items)
     own_choices = any(example.query.choices for example in everything)
-    classes = any(example.labels is not None for example in everything)
-    one_question = len({example.query.text for example in everything}) == 1
-    if not own_choices and (classes or one_question):
-        return labelled_benchmark(source.spec, knowledge, items)
     if own_choices:
         return Benchmark(
-            source.spec,
+            spec,
             knowledge,
             items,
             parse=ChoiceParser(whole_words=True),
@@ -163,7 +226,7 @@ def jsonl(source: Source) -> Benchmark:
     free: tuple[Metric, ...] = (SameAnswer(), UndecidedShare(), Containment())
     if scoring == "exact":
         free = (WholeMatch(), Containment())
-    return Benchmark(source.spec, knowledge, items, metrics=free, prompt=LetteredPrompter())
+    return Benchmark(spec, knowledge, items, metrics=free, prompt=LetteredPrompter())
 
 
 def _paths(location: str) -> tuple[Path, Path]:

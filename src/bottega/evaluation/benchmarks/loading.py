@@ -9,16 +9,22 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 
-from bottega.errors import ImageError, LoadError, OnError, SettingError
+import numpy as np
+
+from bottega import pixels
+from bottega.errors import ImageError, LoadError, NoticeError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.files import (
+    ZIP,
     digits,
     image_folder,
     jsonl,
     knowledge_base,
     manyicl,
+    table,
 )
 from bottega.evaluation.benchmarks.mmmu import mathvision, mmmu
 from bottega.evaluation.benchmarks.okvqa import aokvqa, okvqa
@@ -31,6 +37,11 @@ from bottega.evaluation.benchmarks.vl_icl import vl_icl
 from bottega.evaluation.benchmarks.vsr import vsr, vsr_mc
 from bottega.evaluation.controls import corrupt, label_confusion
 from bottega.evaluation.examples import is_passage, labels_of
+from bottega.knowledge import lazy_faiss as faiss
+from bottega.knowledge.loaders.delimited import is_delimited
+from bottega.knowledge.loaders.folders import faint_images, similar_labels
+from bottega.knowledge.loaders.tables import PARQUET
+from bottega.naming import SAMPLED
 from bottega.types import Example
 
 KNOWLEDGE_BASE = "knowledge-base"
@@ -41,6 +52,7 @@ SOURCES: dict[str, Callable[[Source], Benchmark]] = {
     "image-folder": image_folder,
     "manyicl": manyicl,
     "jsonl": jsonl,
+    "table": table,
     KNOWLEDGE_BASE: knowledge_base,
     "okvqa": okvqa,
     "aokvqa": aokvqa,
@@ -54,8 +66,16 @@ SOURCES: dict[str, Callable[[Source], Benchmark]] = {
 }
 WITHOUT_LOCATION = {"digits", "tiles", *SYNTHETIC}
 LABELLED_IMAGES = ("image-folder", "manyicl")
-OWN_DATA = {*LABELLED_IMAGES, "jsonl", KNOWLEDGE_BASE}
+OWN_DATA = {*LABELLED_IMAGES, "jsonl", "table", KNOWLEDGE_BASE}
 PUBLISHED = tuple(name for name in SOURCES if name not in WITHOUT_LOCATION | OWN_DATA)
+# Measured on photographs and drawings: copies of other sizes and JPEG qualities differ in at most
+# 17 bits of their hash and 8 levels of colour, different images in 25 bits or more.
+MAX_BITS = 20
+MAX_LEVELS = 16
+DECODED_SIDE = 64
+
+Signature = tuple[np.ndarray, np.ndarray]  # see `pixels.signature`
+Signatures = dict[str, Signature]  # by the hash of the image
 
 
 def load_benchmark(
@@ -78,10 +98,13 @@ def load_benchmark(
     `seed` samples all of them, and splits a folder without split folders.
     `label_noise` is the share of corrupted answers in the knowledge base. Raises `LoadError` for
     items in both parts, unless `allow_overlap` is set or the source is a knowledge base, whose
-    items are evaluated by leave-one-out."""
+    items are evaluated by leave-one-out. `on_error` also receives a `NoticeError` of items that
+    look like copies of examples, and of similar labels and of
+    images that use almost none of their 16 bits."""
     loaded = _load_source(spec, seed, on_error)
-    examples = [example for example in loaded.knowledge if _is_readable(example, on_error)]
-    items = [item for item in _with_ids(loaded.items) if _is_readable(item, on_error)]
+    signatures: Signatures = {}
+    examples = [e for e in loaded.knowledge if _is_readable(e, signatures, on_error)]
+    items = [e for e in _with_ids(loaded.items) if _is_readable(e, signatures, on_error)]
     rng = random.Random(seed)
     rng.shuffle(items)
     if per_class is not None:
@@ -92,13 +115,21 @@ def load_benchmark(
     if label_noise:
         benchmark = with_label_noise(benchmark, spec, label_noise, seed)
     _check_size(benchmark)
-    if len(benchmark.labels) == 1 and spec.partition(":")[0] in (*LABELLED_IMAGES, KNOWLEDGE_BASE):
+    kind = spec.partition(":")[0]
+    if len(benchmark.labels) == 1 and kind in OWN_DATA - {"jsonl"}:
         raise LoadError(
             f"{benchmark.name} has the label {benchmark.labels[0]!r} only: every answer is right",
             hint="add a folder of images of another class",
         )
-    if not (allow_overlap or spec.startswith(f"{KNOWLEDGE_BASE}:")):  # leave-one-out
+    if not (allow_overlap or kind == KNOWLEDGE_BASE):  # leave-one-out
         _check_overlap(benchmark)
+    if on_error is not None and kind not in (KNOWLEDGE_BASE, *WITHOUT_LOCATION):
+        _report_copies(benchmark, signatures, on_error)
+    if on_error is not None:
+        images = (image for example in benchmark.knowledge for image in example.query.images)
+        notices = similar_labels(benchmark.labels), faint_images(islice(images, SAMPLED))
+        for notice in filter(None, notices):
+            on_error(notice)
     return benchmark
 
 
@@ -119,10 +150,13 @@ def _load_source(spec: str, seed: int, on_error: OnError | None) -> Benchmark:
             hint=f"write {source.kind}:DIR",
         )
     if source.kind not in SOURCES:
-        if spec and Path(spec).is_dir():
+        path = Path(spec)
+        if spec and (path.is_dir() or path.suffix.lower() == ZIP):
             raise SettingError(
                 f"{spec} is a folder, not a benchmark", hint=f"use image-folder:{spec}"
             )
+        if is_delimited(path) or path.suffix == PARQUET:
+            raise SettingError(f"{spec} is a table, not a benchmark", hint=f"use table:{spec}")
         specs = ", ".join(name if name in WITHOUT_LOCATION else f"{name}:DIR" for name in SOURCES)
         close = get_close_matches(source.kind, SOURCES, n=1)
         similar = f"did you mean {spec.replace(source.kind, close[0], 1)}? " if close else ""
@@ -138,11 +172,11 @@ def _with_ids(items: Sequence[Example]) -> list[Example]:
     ]
 
 
-def _is_readable(item: Example, on_error: OnError | None) -> bool:
+def _is_readable(item: Example, signatures: Signatures, on_error: OnError | None) -> bool:
     """Report and exclude a damaged image before anything is counted or run."""
     try:
         for image in item.query.images:
-            image.decode(at_least=1)
+            signatures[image.sha256] = pixels.signature(image.decode(at_least=DECODED_SIDE))
     except ImageError as error:
         if on_error is None:
             raise
@@ -204,9 +238,61 @@ def _check_overlap(benchmark: Benchmark) -> None:
         )
 
 
+def _report_copies(data: Benchmark, signatures: Signatures, on_error: OnError) -> None:
+    """Report items that look like an example with the same question, in other bytes."""
+    known: defaultdict[str, dict[str, Example]] = defaultdict(dict)
+    for example in data.knowledge:
+        known[_folded_text(example)].update((i.sha256, example) for i in example.query.images)
+    searches = {
+        text: _CopySearch([signatures[id] for id in found]) for text, found in known.items()
+    }
+    copies: list[tuple[Example, Example]] = []
+    for item in data.items:
+        text = _folded_text(item)
+        images = [i.sha256 for i in item.query.images if i.sha256 not in known[text]]
+        places = (searches[text].nearest(signatures[id]) for id in images if text in searches)
+        if (place := next((one for one in places if one is not None), None)) is not None:
+            copies.append((item, [*known[text].values()][place]))
+    if copies:
+        pair = " and ".join(str(example.source) for example in copies[0])
+        on_error(
+            NoticeError(
+                f"{len(copies)} of {len(data.items)} evaluated items look like labelled examples in"
+                f" another size or encoding, for example {pair}; such copies make the results too"
+                " good: remove them from one part"
+            )
+        )
+
+
+class _CopySearch:
+    """Search for copies of an image among signatures."""
+
+    def __init__(self, signatures: Sequence[Signature]) -> None:
+        self._index = faiss.IndexBinaryFlat(8 * pixels.HASH_BYTES)
+        if signatures:
+            self._index.add(np.stack([bits for bits, _ in signatures]))
+        self._colours = [colours for _, colours in signatures]
+
+    def nearest(self, signature: Signature) -> int | None:
+        """Return the index of the nearest copy. Flat images have none: all have the same bits."""
+        bits, colours = signature
+        limit = min(MAX_BITS, int(np.unpackbits(bits).sum()) // 4 - 4)
+        if limit < 0:
+            return None
+        _, distances, found = self._index.range_search(bits[None], limit + 1)
+        near = sorted(zip(distances.tolist(), found.tolist(), strict=True))
+        copies = (i for _, i in near if np.abs(self._colours[i] - colours).max() <= MAX_LEVELS)
+        return next(copies, None)
+
+
 def _identities(example: Example) -> list[tuple[str, str]]:
-    """Return the normalized question and sorted choices with each image of the example."""
+    """Return the normalized question and choices with each image of the example."""
+    text = _folded_text(example)
+    return [(text, image.sha256) for image in example.query.images] or [(text, "")]
+
+
+def _folded_text(example: Example) -> str:
+    """Return the normalized question and sorted choices."""
     loaded = " ".join((example.query.text, *sorted(example.query.choices)))
     folded = unicodedata.normalize("NFKC", loaded).casefold()
-    text = " ".join(re.findall(r"\w+", folded))
-    return [(text, image.sha256) for image in example.query.images] or [(text, "")]
+    return " ".join(re.findall(r"\w+", folded))

@@ -44,6 +44,7 @@ from bottega.evaluation.report.streams import (
 from bottega.evaluation.report.tables import (
     as_csv,
     as_markdown,
+    items_as_csv,
     streams_as_csv,
     streams_as_markdown,
 )
@@ -198,7 +199,7 @@ def _setting(name: str, value: Any) -> Any:
 
 
 PAGE, CSV, MARKDOWN = "index.html", "results.csv", "results.md"
-STREAM_CSV = "streams.csv"
+ITEM_CSV, STREAM_CSV = "items.csv", "streams.csv"
 
 
 @dataclass(frozen=True)
@@ -234,6 +235,7 @@ def write_report(folders: Sequence[Path], out: Path, stages: Stages = no_stages)
         PAGE: render(found, streams, title=title, made=made),
         CSV: as_csv(found),
         MARKDOWN: "\n".join(markdown),
+        ITEM_CSV: items_as_csv(runs),
         **({STREAM_CSV: streams_as_csv(streams)} if streams else {}),
     }
     files = [_written(out / name, text) for name, text in texts.items()]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, product
 
 from bottega.evaluation.metrics.intervals import bounds
 from bottega.evaluation.report.references import references
+from bottega.evaluation.report.runs import StoredRun
 from bottega.evaluation.report.sections import Row, Section, demonstration_texts
 from bottega.evaluation.report.streams import COLUMNS as STREAM_COLUMNS
 from bottega.evaluation.report.streams import THIRDS, StreamSection, csv_rows
@@ -21,6 +22,31 @@ COLUMNS = (
     *("metric", "value", "low", "high"),
     *("calls", "prompt_tokens", "completion_tokens", "cost_usd", "seconds_an_answer"),
 )
+
+
+ITEM_COLUMNS = (
+    *("run", "method", "shots", "item", "question", "truth", "answer", "valid", "score", "tier"),
+    *("calls", "prompt_tokens", "completion_tokens", "cost_usd", "seconds", "reply", "trace"),
+    "error",
+)
+
+
+def items_as_csv(runs: Mapping[str, StoredRun]) -> str:
+    """Return a line for each method and each item that it answered or failed."""
+    return _csv(ITEM_COLUMNS, (line for name, run in runs.items() for line in _items(name, run)))
+
+
+def _items(name: str, run: StoredRun) -> Iterator[tuple[object, ...]]:
+    for key, (index, item) in product(run.methods, enumerate(run.items)):
+        names = (name, *key, index, item.example.query.text, item.example.answer)
+        if (found := run.answers.get(key, {}).get(index)) is not None:
+            one = found.scored
+            judged = (one.answer.text, one.answer.valid, one.score, one.tier)
+            costs = (one.calls, one.prompt_tokens, one.completion_tokens, one.cost_usd)
+            reply = next(iter(found.replies), "")
+            yield (*names, *judged, *costs, found.seconds, reply, found.trace, "")
+        elif (error := run.failures.get(key, {}).get(index)) is not None:
+            yield (*names, *[""] * (len(ITEM_COLUMNS) - len(names) - 1), error)
 
 
 def as_csv(sections: Sequence[Section]) -> str:

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PureWindowsPath
 
 from bottega.errors import ImageError, LoadError, OnRowError
 from bottega.image import MAX_BYTES, Image, is_image_file, path_text
@@ -58,6 +58,13 @@ def count_archive(path: str | Path, split: str | None = None) -> int:
         return len(labelled_paths(root, scan, ignore_error))
 
 
+def archive_splits(path: str | Path) -> dict[str, list[str]]:
+    """Return the names of the folders that are splits; none if they are classes. Raises
+    `LoadError`."""
+    with _opened(Path(path)) as archive:
+        return _class_root(Path(path), _members(archive, Path(path), FolderScan()))[1]
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
@@ -78,19 +85,14 @@ def _scanned(
     archive: zipfile.ZipFile, path: Path, split: str | None
 ) -> tuple[Path, FolderScan, Members]:
     """Return the folder of the classes, its scan, and the members by path."""
-    scan, members = FolderScan(), Members()
-    for info in archive.infolist():
-        name = PurePosixPath(info.filename.replace("\\", "/"))
-        if info.is_dir():
-            continue
-        if name.is_absolute() or ".." in name.parts:
-            outside = f"{path_text(path)}: the entry {info.filename!r} leads outside of the archive"
-            scan.errors.append(LoadError(outside, hint="pack the archive again"))
-        elif any(map(is_system_name, name.parts)):
-            scan.unread[SYSTEM] += 1
-        else:
-            members[path / name] = info
-    root = _class_root(path, members, split)
+    scan = FolderScan()
+    members = _members(archive, path, scan)
+    root, splits = _class_root(path, members)
+    if split is not None:
+        names = _names_below(root, members)
+        root /= split if split in names else named_split(root, split_names(names), split)
+    elif splits:
+        raise splits_error(root, splits)
     below = {each: info for each, info in members.items() if each.is_relative_to(root)}
     scan.folders = _names_below(root, below)
     for each, info in below.items():
@@ -103,18 +105,33 @@ def _scanned(
     return root, scan, below
 
 
-def _class_root(path: Path, members: Mapping[Path, object], split: str | None) -> Path:
+def _members(archive: zipfile.ZipFile, path: Path, scan: FolderScan) -> Members:
+    """Return the entries of the user; the others are added to the scan's errors and counts."""
+    members = Members()
+    for info in archive.infolist():
+        name = PureWindowsPath(info.filename)  # also splits at slashes
+        if info.is_dir():
+            continue
+        if name.anchor or ".." in name.parts:
+            outside = f"{path_text(path)}: the entry {info.filename!r} leads outside of the archive"
+            scan.errors.append(LoadError(outside, hint="pack the archive again"))
+        elif any(map(is_system_name, name.parts)):
+            scan.unread[SYSTEM] += 1
+        else:
+            members[path / name.as_posix()] = info
+    return members
+
+
+def _class_root(path: Path, members: Mapping[Path, object]) -> tuple[Path, dict[str, list[str]]]:
+    """Return the folder of the classes, or of the splits and their names."""
     root = path
     splits = split_names(names := _names_below(root, members))
     while len(names) == 1 and not splits and _names_below(root / names[0], members):
         root = root / names[0]
         splits = split_names(names := _names_below(root, members))
-    if split is not None:
-        return root / (split if split in names else named_split(root, splits, split))
     has_classes = any(_names_below(root / name, members) for name in names)
-    if len(splits) > 1 or (splits and len(*splits.values()) == len(names) and has_classes):
-        raise splits_error(root, splits)
-    return root
+    are_splits = len(splits) > 1 or (splits and len(*splits.values()) == len(names) and has_classes)
+    return root, splits if are_splits else {}
 
 
 def _names_below(root: Path, members: Mapping[Path, object]) -> list[str]:

@@ -8,6 +8,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
@@ -81,7 +82,8 @@ def count_table(path: str | Path) -> int:
 def column_names(path: Path) -> Sequence[str]:
     """Return the names of the columns. Raises `LoadError`."""
     if not is_delimited(path):
-        return list(next((row for _, row in _rows(path) if isinstance(row, dict)), {}))
+        rows = (row for _, row in _rows(path) if isinstance(row, dict))
+        return list(dict.fromkeys(chain.from_iterable(rows)))
     with _reading(path) as lines:
         names = _header(lines, path)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
@@ -165,21 +167,21 @@ def _with_shared_images(path: Path, image: str) -> Iterator[SourceRow]:
     The file is read twice, so only the images that are shared are kept in memory."""
     shared: dict[str, object] = {}
     for _, row in _rows(path):
-        if not isinstance(row, LoadError) and _is_reference(row[image]):
-            shared[str(row[image])] = None
+        if not isinstance(row, LoadError) and _is_reference(row.get(image)):
+            shared[str(row.get(image))] = None
     for source, row in _rows(path):
         if isinstance(row, LoadError):
             yield source, row
             continue
-        value = row[image]
+        value = row.get(image)
         if _is_reference(value):
-            found = shared[str(value)]
+            found = shared.get(str(value))
             if found is None:
                 hint = "move the row with the image before the rows that name it"
                 yield source, LoadError(f"no earlier row has the index {value}", hint=hint)
                 continue
             row = {**row, image: found}
-        elif str(row["index"]) in shared:
+        elif str(row.get("index")) in shared:
             shared[str(row["index"])] = value
         yield source, row
 

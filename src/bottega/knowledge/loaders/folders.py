@@ -18,8 +18,8 @@ from bottega.errors import (
     BottegaError,
     ImageError,
     LoadError,
+    NoticeError,
     OnRowError,
-    UnreadFilesError,
     error_handler,
 )
 from bottega.image import Image, path_text
@@ -27,8 +27,16 @@ from bottega.knowledge.loaders.scan import FolderScan, scan_images, subfolders
 from bottega.types import IMAGE_QUESTION, Example, Query
 
 NO_LABEL = "none"
+SNAPSHOTS = "snapshots"  # in a repository of a hub's cache
+MAX_SIMILAR = 3  # groups of similar labels in a note
 MAX_LABEL = 1000
 MAX_PATH = 4096
+# Default-ignorable characters of Unicode that a label may contain.
+INVISIBLE = re.compile(
+    r"[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
+)
+WIDE = re.compile(r"[\uff00-\uffef]+")  # full-width and half-width forms
 
 
 def label_text(name: str) -> str:
@@ -49,6 +57,37 @@ def one_line(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
+def similar_labels(labels: Iterable[str]) -> NoticeError | None:
+    """Return a note on labels that differ only in case, width or invisible characters."""
+    groups: dict[str, list[str]] = {}
+    for label in labels:
+        visible = INVISIBLE.sub("", label)
+        folded = WIDE.sub(lambda wide: unicodedata.normalize("NFKC", wide[0]), visible).casefold()
+        shown = INVISIBLE.sub(lambda hidden: f"\\u{ord(hidden[0]):04x}", label)
+        groups.setdefault(one_line(folded), []).append(repr(shown[:80]).replace("\\\\", "\\"))
+    similar = [" and ".join(group) for group in groups.values() if len(group) > 1]
+    if not similar:
+        return None
+    more = len(similar) - MAX_SIMILAR
+    return NoticeError(
+        f"labels differ only in case, width or invisible characters: "
+        f"{'; '.join(similar[:MAX_SIMILAR])}{f'; and {more} more' if more > 0 else ''};"
+        " give the images of one class one label"
+    )
+
+
+def faint_images(images: Iterable[Image]) -> NoticeError | None:
+    """Return a note on images that use almost none of their 16 bits."""
+    faint = [image for image in images if image.is_faint()]
+    if not faint:
+        return None
+    return NoticeError(
+        f"{faint[0].source} uses less than 1 % of its range of values and looks almost uniform"
+        f"{f', as do {len(faint) - 1} of the other images sampled' if faint[1:] else ''};"
+        " scale the values of the images to the range of 16 bits"
+    )
+
+
 def open_within(folder: Path, name: str) -> Image:
     """Open an image that must be inside the folder.
 
@@ -57,7 +96,7 @@ def open_within(folder: Path, name: str) -> Image:
     """
     path = folder / (existing_name(folder, name) or name)
     try:
-        inside = path.resolve().is_relative_to(folder.resolve())
+        inside = path.resolve().is_relative_to(_repository(folder.resolve()))
     except (OSError, ValueError, RuntimeError):  # a NUL, circular links
         inside = False
     if not inside:
@@ -66,6 +105,33 @@ def open_within(folder: Path, name: str) -> Image:
             hint="keep the images beside or below the file that names them",
         )
     return Image.open(path)
+
+
+def _repository(folder: Path) -> Path:
+    """Return the repository of a snapshot in a hub's cache, whose files are links into its folder
+    `blobs`; other folders unchanged."""
+    snapshots = (one for one in folder.parents if one.name == SNAPSHOTS)
+    return next((one.parent for one in snapshots if (one.parent / "blobs").is_dir()), folder)
+
+
+def hub_snapshot(path: Path) -> Path:
+    """Return the current snapshot of the only data set in a cache of the Hugging Face hub, or of a
+    repository in it; other paths unchanged. Raises `LoadError`."""
+    repositories = sorted([*path.glob("datasets--*"), *path.glob("models--*")])
+    data_sets = [one for one in repositories if one.name.startswith("datasets--")]
+    if repositories and len(data_sets) != 1:
+        listed = ", ".join(path_text(one) for one in data_sets)
+        raise LoadError(
+            f"{path_text(path)} is a cache of the Hugging Face hub with {len(data_sets)} data sets",
+            hint=f"name one: {listed}" if data_sets else "name a folder of labelled images",
+        )
+    repository = data_sets[0] if data_sets else path
+    snapshots = [one for one in repository.glob(f"{SNAPSHOTS}/*") if one.is_dir()]
+    if not (snapshots and repository.name.startswith(("datasets--", "models--"))):
+        return path
+    main = repository / "refs" / "main"
+    current = repository / SNAPSHOTS / (main.read_text("utf-8").strip() if main.exists() else "")
+    return current if current in snapshots else max(snapshots, key=lambda one: one.stat().st_mtime)
 
 
 def existing_name(folder: Path, name: str) -> str | None:
@@ -150,7 +216,7 @@ def load_image_folder(
     too. `split` selects a subfolder with classes, such as FOLDER/train. Files are recognized by
     their suffix or content; hidden and system files are skipped. Unreadable images and folders go
     to `on_error`, which raises by default, as do images that another class already contains.
-    A given `on_error` also receives one `UnreadFilesError` with the number of other files and the
+    A given `on_error` also receives one `NoticeError` with the number of other files and the
     classes without images. Exports (`export_to`) are rejected.
     """
     root = _root(Path(folder), split)
@@ -183,7 +249,7 @@ def labelled_images(
         else:
             yield labelled_example(image, (label,), question=question, source=path_text(path))
     if on_error is not None and (unread := _unread_text(root, scan)):
-        on_error(UnreadFilesError(f"{path_text(root)}: not read: {unread}"))
+        on_error(NoticeError(f"{path_text(root)}: not read: {unread}"))
 
 
 def count_images(folder: str | Path, split: str | None = None) -> int:
@@ -373,7 +439,10 @@ def _rows(table: Path, on_error: OnRowError) -> list[Row]:
         ) from error
     if not names or not all(map(str.strip, names)):
         raise LoadError(f"{shown} has no class columns or an unnamed one", hint=MANYICL_LAYOUT)
-    classes = [label_text(name) for name in names]
+    try:
+        classes = [label_text(name) for name in names]
+    except LoadError as error:
+        raise LoadError(f"{shown}: {error}", hint=error.hint) from error
     rows: list[Row] = []
     for line, fields in found:
         try:

@@ -81,8 +81,12 @@ ANSWER_NAMES = (
 )
 CHOICES_NAMES = ("choices", "options")
 
-COLUMN_HINT = "name the column of images or their paths with image_column (--image-column)"
-LABEL_HINT = "name one with label_column (--label-column), or add --passages for texts alone"
+COLUMN_HINT = (
+    "name the column of images or their paths with image_column=NAME (bottega add: --image-column)"
+)
+LABEL_HINT = (
+    "name one with label_column=NAME (bottega add: --label-column, or --passages for texts alone)"
+)
 LONGEST_LITERAL = 100_000  # base64 images in a printed list are found by a pattern
 SHORTEST_BASE64 = 100  # a shorter text is the path of a missing file
 
@@ -101,6 +105,7 @@ class Names:
     answer: str | None = None
     choices: str | None = None
     options: tuple[str, ...] = ()  # columns A, B, C, ... with one choice each
+    hint: str | None = None  # of a question, in VLMEvalKit's tables
 
 
 @dataclass(frozen=True)
@@ -126,21 +131,25 @@ class Columns:
             given.answer or (None if given.label else _named(features, ANSWER_NAMES)),
             _named(features, CHOICES_NAMES),
             tuple(letters) if "B" in features else (),
+            "hint" if "hint" in features else None,
         )
         _check(names, features)
         return cls(names, _classes(features.get(names.label or "")), question, folder)
 
     def example(self, row: Row, source: str) -> Example:
         names = self.names
-        images = () if names.image is None else self._images(row[names.image], source)
-        text = None if names.question is None else row[names.question]
-        if not images and names.question is None:
+        images = () if names.image is None else self._images(row.get(names.image), source)
+        text = None if names.question is None else row.get(names.question)
+        if not images and text is None:
             raise LoadError("image is missing", hint="remove the row, or add its image")
+        hint = None if text is None or names.hint is None else row.get(names.hint)
+        has_hint = hint == hint and str(hint or "").strip()  # NaN differs from itself
+        text = f"Hint: {hint}\n{text}" if has_hint else text
         choices = self._choices(row)
         query = Query(self.question if text is None else str(text), images, choices)
         if names.answer is not None:
-            return Example(query, _answer(row[names.answer], choices), source=source)
-        value = row[names.label or ""]
+            return Example(query, _answer(row.get(names.answer), choices), source=source)
+        value = row.get(names.label or "")
         if isinstance(value, list):
             labels = tuple(self._label(part) for part in value)
             return Example(query, join_labels(labels), labels=labels, source=source)
@@ -175,9 +184,9 @@ class Columns:
 
     def _choices(self, row: Row) -> tuple[str, ...]:
         names = self.names
-        value: object = [row[name] for name in names.options]
+        value: object = [row.get(name) for name in names.options]
         if names.choices is not None:
-            cell = row[names.choices]
+            cell = row.get(names.choices)
             value = _list_of_texts(cell) if isinstance(cell, str) else cell
         if not isinstance(value, list):
             return ()
