@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +206,23 @@ def test_a_class_that_cannot_be_opened_is_named(
     assert skipped["reason"] == "set/locked cannot be opened: Permission denied"
     assert run("add", "other.db", "set", "--strict").code == 1
     assert "locked cannot be opened" in run("classify", "k.db", "set", "--method", "knn").err
+
+
+def test_a_folder_that_cannot_be_opened_is_named(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classes(tmp_path / "locked")
+    listed = Path.iterdir
+
+    def refusing(folder: Path) -> Iterator[Path]:
+        if folder.name == "locked":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refusing)
+    refused = run("add", "k.db", "locked", "--embed", "pixels")
+    assert (refused.code, "locked cannot be opened: Permission denied" in refused.err) == (1, True)
+    assert not (tmp_path / "k.db").exists()
 
 
 # Names of classes, and those that the note shows; None for no note.

@@ -14,24 +14,20 @@ from bottega.evaluation.benchmarks.passages import load_passages
 from bottega.knowledge import (
     load_digits,
     load_hugging_face,
-    load_image_archive,
     load_image_folder,
     load_jsonl,
     load_manyicl,
     load_table,
 )
-from bottega.knowledge.loaders.archives import count_archive
+from bottega.knowledge.loaders.archives import is_archive
 from bottega.knowledge.loaders.delimited import METADATA, count_table, is_delimited
 from bottega.knowledge.loaders.folders import (
     count_images,
     count_manyicl,
     hub_snapshot,
-    named_split,
-    split_folders,
-    split_names,
-    splits_error,
 )
 from bottega.knowledge.loaders.jsonl import count_lines
+from bottega.knowledge.loaders.scan import named_split, split_names, splits_error, subfolders
 from bottega.knowledge.loaders.tables import PARQUET, count_rows
 from bottega.types import Example
 
@@ -83,14 +79,11 @@ def open_source(
         )
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return ExampleSource(load_jsonl(path, on_error=on_error), count_lines(path))
-    if path.suffix.lower() == ".zip":
-        archived = load_image_archive(path, split=split, on_error=on_error)
-        return ExampleSource(archived, count_archive(path, split))
     if (path / "demo.csv").exists():
         table = split or "demo"
         rows = load_manyicl(path, table, on_error=on_error)
         return ExampleSource(rows, count_manyicl(path, table))
-    if not path.is_dir():
+    if not (path.is_dir() or is_archive(path)):
         raise SettingError(
             f"{source} is not a folder of classes or {TABLES}",
             hint="add --passages for data without answers; see bottega add --help",
@@ -103,7 +96,8 @@ def _table_file(path: Path, split: str | None) -> Path | None:
     """Return the file of a CSV or TSV table, or the metadata of a Hugging Face image folder."""
     if path.is_file():
         return path if is_delimited(path) or path.name in METADATA else None
-    folders = [path, *(path / name for names in split_folders(path).values() for name in names)]
+    splits = split_names(subfolders(path))
+    folders = [path, *(path / name for names in splits.values() for name in names)]
     tables = [folder / name for folder in folders for name in METADATA if (folder / name).exists()]
     if not tables or tables[0].parent == path:
         return tables[0] if tables else None

@@ -25,7 +25,6 @@ from bottega.knowledge.eviction import (
 from bottega.knowledge.filters import And, Contains, Eq, Filter, In, Range
 from bottega.knowledge.late_interaction.index import LateInteractionIndex
 from bottega.knowledge.late_interaction.search import SearchEffort
-from bottega.knowledge.loaders.archives import load_image_archive
 from bottega.knowledge.loaders.delimited import load_table
 from bottega.knowledge.loaders.folders import (
     has_splits,
@@ -72,7 +71,6 @@ __all__ = [
     "has_splits",
     "load_digits",
     "load_hugging_face",
-    "load_image_archive",
     "load_image_folder",
     "load_jsonl",
     "load_manyicl",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import chain
 from pathlib import PurePosixPath
 
 from starlette.routing import Route
@@ -12,8 +14,8 @@ from starlette.routing import Route
 from bottega.errors import BottegaError, LoadError
 from bottega.gateway.cached_examples import HUMAN
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.loaders.folders import label_text, split_names
-from bottega.knowledge.loaders.scan import is_system_name
+from bottega.knowledge.loaders.folders import label_text
+from bottega.knowledge.loaders.scan import is_system_name, named_folders, splits_below
 from bottega.openai_api.errors import ApiError
 from bottega.types import IMAGE_QUESTION, Example, Query
 from bottega.ui.background import RELOAD_SECONDS
@@ -141,34 +143,29 @@ def _examples(visit: Visit, on_error: Callable[[BottegaError], None]) -> Iterato
     tags = {"provenance": HUMAN}
     if visit.user.account.id:
         tags["account"] = visit.user.account.id
-    files = [*visit.files("images"), *visit.files("folder")]
-    splits = _splits(PurePosixPath(file.filename or "") for file in files)
-    for file in files:
-        name = file.filename or ""
-        if any(map(is_system_name, PurePosixPath(name).parts)):
-            continue
+    files = [
+        (path, file)
+        for file in (*visit.files("images"), *visit.files("folder"))
+        if not any(map(is_system_name, (path := PurePosixPath(file.filename or "")).parts))
+    ]
+    folders = partial(named_folders, paths=[path for path, _ in files])
+    splits = cache(lambda root: set(chain(*splits_below(root, folders).values())))
+    for path, file in files:
         try:
-            label = given or _class_of(PurePosixPath(name), splits)
+            label = given or _class_of(path, splits)
             query = Query(question, (uploaded_image(file),))
-            example = Example(query, label_text(label), tags=tags, source=name)
+            example = Example(query, label_text(label), tags=tags, source=file.filename or "")
         except BottegaError as error:
             on_error(error)
         else:
             yield example
 
 
-def _splits(paths: Iterable[PurePosixPath]) -> Collection[str]:
-    """Return the folders that are splits, such as train and val, instead of classes."""
-    below = [path.parts[1:-1] for path in paths if len(path.parts) > 2]
-    found = split_names(dict.fromkeys(parts[0] for parts in below))
-    with_classes = {parts[0] for parts in below if len(parts) > 1}
-    return [n for names in found.values() for n in names if len(found) > 1 or n in with_classes]
-
-
-def _class_of(path: PurePosixPath, splits: Collection[str]) -> str:
-    """Return the folder below the chosen one, or the chosen folder itself. Raises `LoadError`."""
+def _class_of(path: PurePosixPath, splits: Callable[[PurePosixPath], Collection[str]]) -> str:
+    """Return the folder below the chosen one, or the chosen folder itself. Raises `LoadError` if
+    `splits` of the chosen folder contains it."""
     chosen, *below = path.parent.parts or [""]
-    if below and below[0] in splits:
+    if below and below[0] in splits(PurePosixPath(chosen)):
         raise LoadError(
             f"{path}: {below[0]} is a split, not a class",
             hint=f"choose the folder {chosen}/{below[0]}, or enter a label",

@@ -19,18 +19,16 @@ from bottega.evaluation.metrics.vl_icl import Containment, WholeMatch
 from bottega.image import path_text
 from bottega.knowledge import (
     KnowledgeBase,
-    has_splits,
     load_digits,
     load_hugging_face,
-    load_image_archive,
     load_image_folder,
     load_jsonl,
     load_manyicl,
     load_table,
 )
-from bottega.knowledge.loaders.archives import UNPACK, archive_splits
+from bottega.knowledge.loaders.archives import UNPACK, is_archive
 from bottega.knowledge.loaders.delimited import METADATA, is_delimited
-from bottega.knowledge.loaders.folders import hub_snapshot, manyicl_classes, split_folders
+from bottega.knowledge.loaders.folders import find_splits, hub_snapshot, manyicl_classes
 from bottega.knowledge.loaders.tables import PARQUET
 from bottega.parsing import ChoiceParser
 from bottega.prompting import LetteredPrompter
@@ -52,18 +50,14 @@ def digits(source: Source) -> Benchmark:
 
 
 HELD_OUT_SHARE = 0.25
-ZIP = ".zip"
 
 
 def image_folder(source: Source) -> Benchmark:
     """Load a folder or zip archive with train/ and test/ (or val/), or split it by the seed."""
     folder, question = _folder_and_question(source.location)
     root = hub_snapshot(Path(folder))
-    is_archive = root.suffix.lower() == ZIP
-    loader = load_image_archive if is_archive else load_image_folder
-    load = partial(loader, root, question=question, on_error=source.on_error)
-    folders = archive_splits(root) if is_archive else split_folders(root)
-    if splits := folders if is_archive or has_splits(root) else {}:
+    load = partial(load_image_folder, root, question=question, on_error=source.on_error)
+    if splits := find_splits(root):
         knowledge, items = (list(load(split=one)) for one in _train_and_test(root, splits))
     else:
         knowledge, items = _stratified(load(), source.seed)
@@ -81,7 +75,7 @@ def _train_and_test(root: Path, splits: Mapping[str, Sequence[str]]) -> tuple[st
         f"{path_text(root)} has {', '.join(f'{name}/' for name in names)}, but not one train/ and"
         " one test/",
         hint=UNPACK
-        if root.suffix.lower() == ZIP
+        if is_archive(root)
         else f"to split {names[0]}/ by the seed, run bottega eval {shlex.quote(spec)}",
     )
 

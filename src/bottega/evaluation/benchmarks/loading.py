@@ -18,7 +18,6 @@ from bottega import pixels
 from bottega.errors import ImageError, LoadError, NoticeError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.files import (
-    ZIP,
     digits,
     image_folder,
     jsonl,
@@ -38,6 +37,7 @@ from bottega.evaluation.benchmarks.vsr import vsr, vsr_mc
 from bottega.evaluation.controls import corrupt, label_confusion
 from bottega.evaluation.examples import is_passage, labels_of
 from bottega.knowledge import lazy_faiss as faiss
+from bottega.knowledge.loaders.archives import is_archive
 from bottega.knowledge.loaders.delimited import is_delimited
 from bottega.knowledge.loaders.folders import faint_images, similar_labels
 from bottega.knowledge.loaders.tables import PARQUET
@@ -151,7 +151,7 @@ def _load_source(spec: str, seed: int, on_error: OnError | None) -> Benchmark:
         )
     if source.kind not in SOURCES:
         path = Path(spec)
-        if spec and (path.is_dir() or path.suffix.lower() == ZIP):
+        if spec and (path.is_dir() or is_archive(path)):
             raise SettingError(
                 f"{spec} is a folder, not a benchmark", hint=f"use image-folder:{spec}"
             )

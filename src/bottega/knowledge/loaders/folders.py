@@ -6,9 +6,9 @@ import csv
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,14 @@ from bottega.errors import (
     error_handler,
 )
 from bottega.image import Image, path_text
-from bottega.knowledge.loaders.scan import FolderScan, scan_images, subfolders
+from bottega.knowledge.loaders.archives import is_archive, open_archive
+from bottega.knowledge.loaders.scan import (
+    FolderScan,
+    class_folder,
+    scan_images,
+    splits_below,
+    subfolders,
+)
 from bottega.types import IMAGE_QUESTION, Example, Query
 
 NO_LABEL = "none"
@@ -192,13 +199,6 @@ def _digit_images() -> list[tuple[Image, int]]:
     ]
 
 
-SPLITS = ("train", "val", "test")
-# Groups in the order of `SPLITS`: Train, valid, test_set, val2017.
-SPLIT_NAME = re.compile(
-    r"[\W\d_]*(?:(train|training)|(val|valid|validation|dev)|(test|testing|eval|evaluation))"
-    r"[\W\d_]*(?:set|split|data|images)?[\W\d_]*",
-    re.IGNORECASE,
-)
 EXPORTED = ("examples.jsonl", "images")
 LAYOUT = "use FOLDER/CLASS/IMAGE.jpg, such as pets/cat/1.jpg and pets/dog/2.jpg"
 
@@ -210,7 +210,7 @@ def load_image_folder(
     split: str | None = None,
     on_error: OnRowError | None = None,
 ) -> Iterator[Example]:
-    """Yield the images of class folders, ordered by label, then by path.
+    """Yield the images of class folders, or of a .zip archive of them, by label, then by path.
 
     Each subfolder is a class, named by the folder; deeper folders and links to folders belong to it
     too. `split` selects a subfolder with classes, such as FOLDER/train. Files are recognized by
@@ -219,80 +219,58 @@ def load_image_folder(
     A given `on_error` also receives one `NoticeError` with the number of other files and the
     classes without images. Exports (`export_to`) are rejected.
     """
-    root = _root(Path(folder), split)
-    yield from labelled_images(root, scan_images(root), Image.open, question, on_error)
-
-
-def labelled_images(
-    root: Path,
-    scan: FolderScan,
-    open_image: Callable[[Path], Image],
-    question: str,
-    on_error: OnRowError | None,
-) -> Iterator[Example]:
-    """Yield the images of a scanned folder, see `load_image_folder`."""
     report = error_handler(on_error)
-    for error in scan.errors:
-        report(error)
-    first: dict[str, tuple[str, Path]] = {}
-    for label, path in labelled_paths(root, scan, report):
-        try:
-            image = open_image(path)
-            first_label, first_path = first.setdefault(image.sha256, (label, path))
-            if label != first_label:
-                raise LoadError(
-                    f"{path_text(path)} equals {path_text(first_path)} of another class",
-                    hint="delete the one in the wrong folder",
-                )
-        except (ImageError, LoadError) as error:
+    with _scanned(Path(folder), split) as scan:
+        for error in scan.errors:
             report(error)
-        else:
-            yield labelled_example(image, (label,), question=question, source=path_text(path))
-    if on_error is not None and (unread := _unread_text(root, scan)):
-        on_error(NoticeError(f"{path_text(root)}: not read: {unread}"))
+        first: dict[str, tuple[str, Path]] = {}
+        for label, path in _labelled_paths(scan, report):
+            try:
+                image = scan.open_image(path)
+                first_label, first_path = first.setdefault(image.sha256, (label, path))
+                if label != first_label:
+                    raise LoadError(
+                        f"{path_text(path)} equals {path_text(first_path)} of another class",
+                        hint="delete the one in the wrong folder",
+                    )
+            except (ImageError, LoadError) as error:
+                report(error)
+            else:
+                yield labelled_example(image, (label,), question=question, source=path_text(path))
+        if on_error is not None and (unread := _unread_text(scan)):
+            on_error(NoticeError(f"{path_text(scan.root)}: not read: {unread}"))
 
 
 def count_images(folder: str | Path, split: str | None = None) -> int:
     """Return the number of images that `load_image_folder` reads. Raises `LoadError`."""
-    root = _root(Path(folder), split)
-    return len(labelled_paths(root, scan_images(root), ignore_error))
+    with _scanned(Path(folder), split) as scan:
+        return len(_labelled_paths(scan, ignore_error))
 
 
 def ignore_error(error: BottegaError) -> None:
     """Ignore the error, which the loader reports."""
 
 
+def find_splits(folder: Path) -> dict[str, list[str]]:
+    """Return the names of the subfolders of a folder or archive that are splits, such as train and
+    val, instead of classes. Raises `LoadError`."""
+    if not is_archive(folder):
+        return splits_below(folder, subfolders)
+    with open_archive(folder) as archive:
+        return splits_below(archive.root, archive.subfolders)
+
+
 def has_splits(folder: str | Path) -> bool:
     """Return whether the subfolders are splits, such as train and val, instead of classes."""
-    root = Path(folder)
-    splits = split_folders(root)
-    if len(splits) != 1:
-        return len(splits) > 1
-    [names] = splits.values()
-    folders = subfolders(root)
-    return len(names) == len(folders) and any(map(subfolders, folders))
+    return bool(find_splits(Path(folder)))
 
 
-def split_folders(folder: Path) -> dict[str, list[str]]:
-    """Return the names of subfolders that are named like the splits train, val and test."""
-    return split_names(path.name for path in subfolders(folder)) if folder.is_dir() else {}
-
-
-def split_names(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names that are like those of the splits train, val and test."""
-    found: dict[str, list[str]] = {}
-    for name in names:
-        if (split := _split_of(name)) is not None:
-            found.setdefault(split, []).append(path_text(name))
-    return {split: found[split] for split in SPLITS if split in found}
-
-
-def _split_of(name: str) -> str | None:
-    named = SPLIT_NAME.fullmatch(name)
-    return named and SPLITS[(named.lastindex or 1) - 1]
-
-
-def _root(folder: Path, split: str | None) -> Path:
+@contextmanager
+def _scanned(folder: Path, split: str | None) -> Iterator[FolderScan]:
+    if is_archive(folder):
+        with open_archive(folder) as archive:
+            yield archive.scan(class_folder(archive.root, split, archive.subfolders))
+        return
     if not folder.is_dir():
         raise LoadError(f"{path_text(folder)} is not a folder", hint="check the path")
     if all((folder / name).exists() for name in EXPORTED):  # it would load as one class, images
@@ -300,57 +278,24 @@ def _root(folder: Path, split: str | None) -> Path:
             f"{path_text(folder)} is an export, not a folder of classes",
             hint=f"run bottega import K.db {path_text(folder)}, or call import_from",
         )
-    if split is not None:
-        return _split_root(folder, split)
-    if has_splits(folder):
-        raise splits_error(folder, split_folders(folder))
-    return folder
+    yield scan_images(class_folder(folder, split, subfolders))
 
 
-def splits_error(folder: Path, splits: Mapping[str, Sequence[str]]) -> LoadError:
-    """Return the error of a folder of splits of which none is chosen."""
-    names = list(chain.from_iterable(splits.values()))
-    return LoadError(
-        f"{path_text(folder)} contains the splits {' and '.join(names)}, not classes",
-        hint=f"choose the split {' or '.join(names)} (--split), or name"
-        f" {path_text(folder / names[0])}",
-    )
-
-
-def _split_root(folder: Path, split: str) -> Path:
-    if (folder / split).is_dir():
-        return folder / split
-    return folder / named_split(folder, split_folders(folder), split)
-
-
-def named_split(folder: Path, splits: Mapping[str, Sequence[str]], split: str) -> str:
-    """Return the only name that is like this split's. Raises `LoadError`."""
-    names = splits.get(_split_of(split) or "", ())
-    if len(names) == 1:
-        return names[0]
-    existing = " or ".join(chain.from_iterable(splits.values()))
-    omit = "omit the split if the folder contains the class folders"
-    raise LoadError(
-        f"{path_text(folder)} has no folder {split!r}",
-        hint=f"choose the split {existing}" if existing else omit,
-    )
-
-
-def labelled_paths(root: Path, scan: FolderScan, on_error: OnRowError) -> list[tuple[str, Path]]:
+def _labelled_paths(scan: FolderScan, on_error: OnRowError) -> list[tuple[str, Path]]:
     labels: dict[str, str | None] = {}
     found: list[tuple[str, Path]] = []
     strays: list[Path] = []
     for path in scan.images:
-        name, *below = path.relative_to(root).parts
+        name, *below = path.relative_to(scan.root).parts
         if not below:
             strays.append(path)
             continue
         if name not in labels:
-            labels[name] = _class_label(root / name, on_error)
+            labels[name] = _class_label(scan.root / name, on_error)
         if (label := labels[name]) is not None:
             found.append((label, path))
     if not found:
-        raise _no_classes(root, scan, is_class=bool(strays))
+        raise _no_classes(scan, is_class=bool(strays))
     for stray in strays:
         on_error(LoadError(f"{path_text(stray)} is not in a class folder", hint=LAYOUT))
     return sorted(found, key=lambda pair: pair[0])
@@ -364,16 +309,17 @@ def _class_label(folder: Path, on_error: OnRowError) -> str | None:
         return None
 
 
-def _no_classes(root: Path, scan: FolderScan, *, is_class: bool) -> LoadError:
+def _no_classes(scan: FolderScan, *, is_class: bool) -> LoadError:
+    root = scan.root
     if scan.folders:
         return LoadError(f"the class folders of {path_text(root)} hold no images", hint=LAYOUT)
     parent = f"use its parent {path_text(root.parent)}, whose folders are the classes"
     return LoadError(f"{path_text(root)} has no class folders", hint=parent if is_class else LAYOUT)
 
 
-def _unread_text(root: Path, scan: FolderScan) -> str:
+def _unread_text(scan: FolderScan) -> str:
     """Return the numbers of unread files by reason, and the classes without images."""
-    filled = {path.relative_to(root).parts[0] for path in scan.images}
+    filled = {path.relative_to(scan.root).parts[0] for path in scan.images}
     empty = [path_text(name) for name in scan.folders if name not in filled]
     classes = f"classes without images: {', '.join(empty)}" if empty else ""
     return "; ".join(filter(None, (scan.unread_text, classes)))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import chain
+from pathlib import Path, PurePath
+from typing import TypeVar
 
 from bottega.errors import LoadError
-from bottega.image import is_image_file, path_text
+from bottega.image import Image, is_image_file, path_text
 
 # Files with these suffixes are images to be read, so unreadable ones are errors. HEIC is among
 # them: Pillow cannot read it, and a phone's photographs must not vanish in a count.
@@ -26,7 +30,16 @@ SYSTEM_NAMES = frozenset(
         *("thumbs.db", "desktop.ini"),
     )
 )
+SPLITS = ("train", "val", "test")
+# Groups in the order of `SPLITS`: Train, valid, test_set, val2017.
+SPLIT_NAME = re.compile(
+    r"[\W\d_]*(?:(train|training)|(val|valid|validation|dev)|(test|testing|eval|evaluation))"
+    r"[\W\d_]*(?:set|split|data|images)?[\W\d_]*",
+    re.IGNORECASE,
+)
 SYSTEM, LINK, FILE = "hidden or system", "broken or repeated link", "special or unreadable file"
+
+AnyPath = TypeVar("AnyPath", bound=PurePath)
 
 
 @dataclass
@@ -34,6 +47,8 @@ class FolderScan:
     """Image files below a folder in order, the names of its direct subfolders, the numbers of other
     files by reason, and the errors of folders that cannot be opened."""
 
+    root: Path
+    open_image: Callable[[Path], Image] = Image.open
     folders: list[str] = field(default_factory=list)
     images: list[Path] = field(default_factory=list)
     unread: Counter[str] = field(default_factory=Counter)
@@ -45,23 +60,34 @@ class FolderScan:
         ordered = sorted(self.unread.items(), key=lambda pair: (-pair[1], pair[0]))
         return ", ".join(f"{count} {reason}" for reason, count in ordered)
 
+    def add(self, path: Path, is_image: Callable[[], bool]) -> None:
+        """Add a file to the images, by suffix or else by content, or to the other files."""
+        suffix = path.suffix.lower()
+        if suffix in SUFFIXES or is_image():
+            self.images.append(path)
+        else:
+            self.unread[path_text(suffix) or "without a suffix"] += 1
+
 
 def is_system_name(name: str) -> bool:
     """Return whether a file or folder is hidden, or made by a system beside the user's files."""
     return name.startswith(".") or name.casefold() in SYSTEM_NAMES
 
 
-def subfolders(folder: Path) -> list[Path]:
-    """Return the folders, or links to folders, directly in a folder, in order."""
-    return sorted(
-        path for path in folder.iterdir() if not is_system_name(path.name) and path.is_dir()
-    )
+def subfolders(folder: Path) -> list[str]:
+    """Return the names of the folders, or links to folders, directly in a folder, in order; none if
+    it cannot be opened."""
+    try:
+        found = entries_of(folder)
+    except OSError:  # reported by the scan
+        return []
+    return [path.name for path in found if not is_system_name(path.name) and path.is_dir()]
 
 
 def scan_images(root: Path) -> FolderScan:
     """Find the images below a folder, by suffix or else by content. Links are followed; below each
     subfolder of the root, a folder is read once."""
-    scan = FolderScan()
+    scan = FolderScan(root)
     pending = [(root, {_identity(root)})]
     while pending:
         folder, seen = pending.pop()
@@ -110,12 +136,72 @@ def _identity(folder: Path) -> tuple[int, int] | None:
 
 
 def _sort_file(path: Path, scan: FolderScan) -> None:
-    """Add a file to the images or to the count of its reason."""
-    suffix = path.suffix.lower()
-    if not path.is_file():
+    if path.is_file():
+        scan.add(path, lambda: is_image_file(path))
+    else:
         broken = path.is_symlink() or not os.path.lexists(path)  # or deleted since
         scan.unread[LINK if broken else FILE] += 1
-    elif suffix in SUFFIXES or is_image_file(path):
-        scan.images.append(path)
-    else:
-        scan.unread[path_text(suffix) or "without a suffix"] += 1
+
+
+def split_names(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names that are like those of the splits train, val and test."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        if (split := _split_of(name)) is not None:
+            found.setdefault(split, []).append(path_text(name))
+    return {split: found[split] for split in SPLITS if split in found}
+
+
+def _split_of(name: str) -> str | None:
+    named = SPLIT_NAME.fullmatch(name)
+    return named and SPLITS[(named.lastindex or 1) - 1]
+
+
+def named_folders(root: PurePath, paths: Iterable[PurePath]) -> list[str]:
+    """Return the names of the folders directly below the root that contain any of the paths."""
+    depth = len(root.parts)
+    below = (path.parts for path in paths if path.is_relative_to(root))
+    return sorted({parts[depth] for parts in below if len(parts) > depth + 1})
+
+
+def splits_below(root: AnyPath, folders_of: Callable[[AnyPath], list[str]]) -> dict[str, list[str]]:
+    """Return the folders directly below the root that are splits, such as train and val; none if
+    they are classes. A single split has no other folders beside it, and class folders in it."""
+    names = folders_of(root)
+    found = split_names(names)
+    single = len(found) == 1 and len(*found.values()) == len(names)
+    has_classes = single and any(folders_of(root / name) for name in names)
+    return found if len(found) > 1 or has_classes else {}
+
+
+def class_folder(root: Path, split: str | None, folders_of: Callable[[Path], list[str]]) -> Path:
+    """Return the folder of the classes of a split, without a split the root. Raises `LoadError`."""
+    if split is None:
+        if splits := splits_below(root, folders_of):
+            raise splits_error(root, splits)
+        return root
+    names = folders_of(root)
+    return root / (split if split in names else named_split(root, split_names(names), split))
+
+
+def splits_error(folder: Path, splits: Mapping[str, Sequence[str]]) -> LoadError:
+    """Return the error of a folder of splits of which none is chosen."""
+    names = list(chain.from_iterable(splits.values()))
+    return LoadError(
+        f"{path_text(folder)} contains the splits {' and '.join(names)}, not classes",
+        hint=f"choose the split {' or '.join(names)} (--split), or name"
+        f" {path_text(folder / names[0])}",
+    )
+
+
+def named_split(folder: Path, splits: Mapping[str, Sequence[str]], split: str) -> str:
+    """Return the only name that is like this split's. Raises `LoadError`."""
+    names = splits.get(_split_of(split) or "", ())
+    if len(names) == 1:
+        return names[0]
+    existing = " or ".join(chain.from_iterable(splits.values()))
+    omit = "omit the split if the folder contains the class folders"
+    raise LoadError(
+        f"{path_text(folder)} has no folder {split!r}",
+        hint=f"choose the split {existing}" if existing else omit,
+    )
