@@ -193,7 +193,7 @@ def test_a_row_without_a_column_is_skipped(run: Run, images: Path) -> None:
         (1, "image is missing"),
         (5, "image is missing"),
         (3, "label is missing"),
-        (4, "not a JSON"),
+        (4, "the line must be an object, got list"),
     ):
         assert f"line {line}: {problem}" in added.err
 

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image as Pillow
 
 from bottega.errors import ImageError, LoadError
+from bottega.knowledge.loaders.delimited import load_manyicl
 from bottega.knowledge.loaders.folders import (
     has_splits,
     load_digits,
     load_image_folder,
-    load_manyicl,
 )
 from bottega.knowledge.loaders.scan import scan_images
 from bottega.types import IMAGE_QUESTION
@@ -155,7 +155,7 @@ def test_bad_rows_of_a_table_are_named_by_line(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"test\.csv cannot be read"):
         list(load_manyicl(tmp_path, "test"))
     (tmp_path / "demo.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(LoadError, match="UTF-8"):
+    with pytest.raises(LoadError, match="utf-8"):
         list(load_manyicl(tmp_path, "demo"))
     (tmp_path / "demo.csv").write_bytes(b"")
     with pytest.raises(LoadError, match="no class columns"):

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 from bottega.cli.progress import progress
-from bottega.errors import BottegaError, LoadError, OnError, SettingError
+from bottega.errors import LoadError, OnError, SettingError
 from bottega.evaluation.benchmarks.loading import PUBLISHED, load_benchmark
 from bottega.evaluation.benchmarks.passages import load_passages
 from bottega.knowledge import (
@@ -20,11 +20,11 @@ from bottega.knowledge import (
     load_table,
 )
 from bottega.knowledge.loaders.archives import is_archive
-from bottega.knowledge.loaders.delimited import METADATA, count_table, is_delimited
+from bottega.knowledge.loaders.delimited import METADATA, count_manyicl, count_table, is_delimited
 from bottega.knowledge.loaders.folders import (
     count_images,
-    count_manyicl,
     hub_snapshot,
+    ignore_error,
 )
 from bottega.knowledge.loaders.jsonl import count_lines
 from bottega.knowledge.loaders.scan import named_split, split_names, splits_error, subfolders
@@ -43,26 +43,19 @@ class ExampleSource:
     total: int | None
 
 
-@dataclass(frozen=True)
-class TableColumns:
-    """Columns of a table as the user names them; None for those to be found by usual names."""
-
-    image: str | None = None
-    label: str | None = None
-
-
-def open_source(
-    source: str, split: str | None, on_error: OnError, columns: TableColumns | None = None
-) -> ExampleSource:
-    """Open labelled examples. Raises `LoadError` and `SettingError`."""
+def open_source(source: str, split: str | None, on_error: OnError, **columns: str) -> ExampleSource:
+    """Open labelled examples. `columns` are those of `load_table`; empty ones are found by usual
+    names. Raises `LoadError` and `SettingError`."""
     path = hub_snapshot(Path(source))
     source = source if path == Path(source) else str(path)
-    found = columns or TableColumns()
     if (file := _table_file(path, split)) is not None:
-        return _rows(file, found, on_error)
+        rows = load_table(file, **columns, on_error=on_error)
+        return ExampleSource(rows, count_table(file))
     if source.startswith("hf:") or _has_parquet(path):
-        return _table(source.removeprefix("hf:"), split, found, on_error)
-    if found != TableColumns():
+        name, part = source.removeprefix("hf:"), split or TRAIN
+        rows = load_hugging_face(name, part, **columns, on_error=on_error)
+        return ExampleSource(rows, count_rows(name, part))
+    if any(columns.values()):
         raise SettingError(
             f"{source} is not a table", hint="omit --image-column and --label-column"
         )
@@ -113,24 +106,6 @@ def _has_parquet(path: Path) -> bool:
     return path.suffix == PARQUET or any(chain(path.glob("*.parquet"), path.glob("data/*.parquet")))
 
 
-def _rows(table: Path, columns: TableColumns, on_error: OnError) -> ExampleSource:
-    rows = load_table(
-        table, image_column=columns.image, label_column=columns.label, on_error=on_error
-    )
-    return ExampleSource(rows, count_table(table))
-
-
-def _table(name: str, split: str | None, columns: TableColumns, on_error: OnError) -> ExampleSource:
-    rows = load_hugging_face(
-        name,
-        split or TRAIN,
-        image_column=columns.image,
-        label_column=columns.label,
-        on_error=on_error,
-    )
-    return ExampleSource(rows, count_rows(name, split or TRAIN))
-
-
 def open_passages(source: str, split: str | None, on_error: OnError) -> ExampleSource:
     """Open passages without answers. Raises `LoadError` and `SettingError`."""
     if split not in (None, TRAIN):
@@ -154,10 +129,6 @@ def _count_passages(source: str, load: Callable[[OnError], Iterator[Example]]) -
     if not path.is_file():
         return None
     with progress("counting passages", None) as step:
-        for _ in load(_ignore):
+        for _ in load(ignore_error):
             step(1)
         return step.done
-
-
-def _ignore(error: BottegaError) -> None:
-    """Ignore the error, which is reported when the passages are read again."""

@@ -11,7 +11,7 @@ from typer import Argument, Exit, Option
 
 from bottega._util.locations import StoreLocation
 from bottega.cli.components import LOCAL, check_executor, embedder_opener, explain_embedder
-from bottega.cli.example_source import ExampleSource, TableColumns, open_passages, open_source
+from bottega.cli.example_source import ExampleSource, open_passages, open_source
 from bottega.cli.knowledge_files import (
     counted,
     embedder_spec,
@@ -92,7 +92,8 @@ def add(
     if passages:
         found = open_passages(source, split, skipped)
     else:
-        found = open_source(source, split, skipped, TableColumns(image_column, label_column))
+        columns = {"image_column": image_column or "", "label_column": label_column or ""}
+        found = open_source(source, split, skipped, **columns)
     first = _first_sound(found, source, skipped)
     images = list(chain.from_iterable(one.query.images for one in first))
     default = default_embedder(images)

@@ -25,12 +25,11 @@ from bottega.knowledge.eviction import (
 from bottega.knowledge.filters import And, Contains, Eq, Filter, In, Range
 from bottega.knowledge.late_interaction.index import LateInteractionIndex
 from bottega.knowledge.late_interaction.search import SearchEffort
-from bottega.knowledge.loaders.delimited import load_table
+from bottega.knowledge.loaders.delimited import load_manyicl, load_table
 from bottega.knowledge.loaders.folders import (
     has_splits,
     load_digits,
     load_image_folder,
-    load_manyicl,
 )
 from bottega.knowledge.loaders.jsonl import load_jsonl, read_jsonl
 from bottega.knowledge.loaders.tables import load_hugging_face

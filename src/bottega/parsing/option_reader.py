@@ -10,7 +10,7 @@ from string import ascii_letters, ascii_uppercase
 from bottega._util.refusals import declines
 from bottega.parsing.answers import QUOTES, choice_index, normalize
 from bottega.parsing.final_answers import last_box
-from bottega.parsing.labels import REJECTED, STRUCK_OUT, LabelParser, contradicts
+from bottega.parsing.labels import REJECTED, STRUCK_OUT, contradicts, stated_label
 from bottega.types import Completion, Query
 
 WIDE = str.maketrans(
@@ -133,10 +133,8 @@ class OptionReader:
             if (stated := self._stated(text)) is not None:
                 later = SENTENCE.split(reply[start:], maxsplit=1)[1:]
                 return None if any(map(TAKES_BACK.search, later)) else stated
-        if not self.has_letters:
-            label = LabelParser()(query, Completion(reply))
-            if label.valid:
-                return label.text
+        if (label := stated_label(query, Completion(reply))) is not None:
+            return label.text
         if declines(reply) or REJECTED.search(reply):
             return None
         lines = {line: one for line in reply.splitlines() if (one := self._only(line)) is not None}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bottega.errors import LoadError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
-from bottega.evaluation.benchmarks.source import LOCATION, Source, read_options
+from bottega.evaluation.benchmarks.source import Source, read_location, read_options
 from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.metrics.same_answer import SameAnswer, UndecidedShare
 from bottega.evaluation.metrics.vl_icl import Containment, WholeMatch
@@ -27,8 +27,8 @@ from bottega.knowledge import (
     load_table,
 )
 from bottega.knowledge.loaders.archives import UNPACK, is_archive
-from bottega.knowledge.loaders.delimited import METADATA, is_delimited
-from bottega.knowledge.loaders.folders import find_splits, hub_snapshot, manyicl_classes
+from bottega.knowledge.loaders.delimited import METADATA, is_delimited, manyicl_classes
+from bottega.knowledge.loaders.folders import find_splits, hub_snapshot
 from bottega.knowledge.loaders.tables import PARQUET
 from bottega.parsing import ChoiceParser
 from bottega.prompting import LetteredPrompter
@@ -148,12 +148,15 @@ def jsonl(source: Source) -> Benchmark:
     row's answer by `same_answer`; with `scoring=exact` the reply, its first line or its first
     sentence must equal it up to case and punctuation.
     """
-    location, given, scoring = source.location.partition(",scoring=")
-    _check_scoring(scoring if given else SCORING[0])
-    knowledge, items = (
-        tuple(load_jsonl(path, on_error=source.on_error)) for path in _paths(location)
-    )
-    return _own_benchmark(source.spec, knowledge, items, scoring if given else SCORING[0])
+    location, options = read_location(source, {"scoring": SCORING})
+    paths = _paths(location)
+    if len(paths) == 1:
+        paths = tuple(paths[0] / name for name in FILES)
+    for path in paths:
+        if not path.is_file():
+            raise LoadError(f"{path_text(path)} does not exist", hint=LAYOUT)
+    knowledge, items = (tuple(load_jsonl(path, on_error=source.on_error)) for path in paths)
+    return _own_benchmark(source.spec, knowledge, items, options["scoring"])
 
 
 def table(source: Source) -> Benchmark:
@@ -161,15 +164,10 @@ def table(source: Source) -> Benchmark:
 
     Rows are scored as those of `jsonl`. Options name the columns that are not found by usual names.
     """
-    found = LOCATION.fullmatch(source.location)
-    location, options = found.groups() if found else (source.location, None)
-    defaults = {"image_column": "", "label_column": "", "scoring": SCORING[0]}
-    given = {k: str(v) for k, v in read_options("table", options, defaults).items()}
-    scoring = given.pop("scoring", SCORING[0])
-    _check_scoring(scoring)
-    train, comma, test = location.rpartition(",")
-    paths = (train, test) if comma and not Path(location).exists() else (location,)
-    knowledge, *others = [_rows(Path(path), given, source.on_error) for path in paths]
+    columns: dict[str, Sequence[str]] = {"image_column": (), "label_column": ()}
+    location, options = read_location(source, columns | {"scoring": SCORING})
+    scoring = options.pop("scoring")
+    knowledge, *others = [_rows(path, options, source.on_error) for path in _paths(location)]
     items = others[0] if others else []
     if not others:
         classes = _is_classification(knowledge)
@@ -194,42 +192,23 @@ def _is_classification(examples: Sequence[Example]) -> bool:
     return not any(example.query.choices for example in examples) and (classes or one_question)
 
 
-def _check_scoring(scoring: str) -> None:
-    if scoring not in SCORING:
-        raise SettingError(
-            f"scoring is unknown, got {scoring!r}", hint=f"use {' or '.join(SCORING)}"
-        )
-
-
 def _own_benchmark(
     spec: str, knowledge: Sequence[Example], items: Sequence[Example], scoring: str
 ) -> Benchmark:
     everything = (*knowledge, *items)
     if _is_classification(everything):
         return labelled_benchmark(spec, knowledge, items)
-    knowledge, items = tuple(knowledge), tuple(items)
-    own_choices = any(example.query.choices for example in everything)
-    if own_choices:
-        return Benchmark(
-            spec,
-            knowledge,
-            items,
-            parse=ChoiceParser(whole_words=True),
-            prompt=LetteredPrompter(),
-        )
-    free: tuple[Metric, ...] = (SameAnswer(), UndecidedShare(), Containment())
-    if scoring == "exact":
-        free = (WholeMatch(), Containment())
-    return Benchmark(spec, knowledge, items, metrics=free, prompt=LetteredPrompter())
+    found = Benchmark(spec, tuple(knowledge), tuple(items), prompt=LetteredPrompter())
+    if any(example.query.choices for example in everything):
+        return replace(found, parse=ChoiceParser(whole_words=True))
+    same: tuple[Metric, ...] = (SameAnswer(), UndecidedShare(), Containment())
+    exact = (WholeMatch(), Containment())
+    return replace(found, metrics=exact if scoring == "exact" else same)
 
 
-def _paths(location: str) -> tuple[Path, Path]:
+def _paths(location: str) -> tuple[Path, ...]:
+    """Return the paths of TRAIN,TEST, or the only one."""
     train, comma, test = location.rpartition(",")
-    if comma and not Path(location).is_dir():
-        paths = Path(train), Path(test)
-    else:
-        paths = Path(location) / FILES[0], Path(location) / FILES[1]
-    for path in paths:
-        if not path.is_file():
-            raise LoadError(f"{path_text(path)} does not exist", hint=LAYOUT)
-    return paths
+    if comma and not Path(location).exists():
+        return Path(train), Path(test)
+    return (Path(location),)

@@ -12,7 +12,6 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.benchmarks.tables import (
     UNUSABLE,
-    Row,
     by_letter,
     image,
     read_examples,
@@ -26,6 +25,7 @@ from bottega.evaluation.metrics.mathvision_official import (
 )
 from bottega.evaluation.metrics.mmmu import SUBJECT, MathVisionAccuracy, MMMUAccuracy
 from bottega.evaluation.metrics.official_choices import OfficialMMMUParser
+from bottega.knowledge.loaders.jsonl import Row
 from bottega.parsing import ChoiceParser, FinalAnswerParser, RationaleParser
 from bottega.prompting import MATH_V, MATH_V_REASONED, MMMU, MMMU_REASONED
 from bottega.types import Example, Query

@@ -15,11 +15,9 @@ from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.benchmarks.tables import (
     UNUSABLE,
     Downloads,
-    Row,
     coco_number,
     image,
     option,
-    parse_rows,
     read_rows,
     required,
     texts,
@@ -27,6 +25,7 @@ from bottega.evaluation.benchmarks.tables import (
 from bottega.evaluation.metrics.metric import NotScored
 from bottega.evaluation.metrics.vqa import direct_answer, vqa_accuracy
 from bottega.image import Image
+from bottega.knowledge.loaders.jsonl import Row, parse_rows
 from bottega.parsing import ChoiceParser
 from bottega.prompting import LetteredPrompter
 from bottega.types import Example, Query

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import hashlib
-import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
 from urllib.parse import unquote
 
-from bottega.errors import LoadError, OnError, error_handler
+from bottega.errors import LoadError, OnError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.okvqa import first_split
-from bottega.evaluation.benchmarks.tables import Downloads, Row, parse_rows, required
+from bottega.evaluation.benchmarks.tables import Downloads, required
 from bottega.image import path_text
-from bottega.knowledge.loaders.jsonl import load_passage_lines
+from bottega.knowledge.loaders.delimited import csv_rows
+from bottega.knowledge.loaders.jsonl import Row, load_passage_lines, parse_rows
 from bottega.types import Example, Query
 
 # Ids of the training corpus are below; the whole corpus has 168,306.
@@ -84,46 +80,19 @@ def _from_table(location: str, train: bool, on_error: OnError | None) -> Iterato
 
 
 def _from_file(path: Path, train: bool, on_error: OnError | None) -> Iterator[Example]:
-    report, shown = error_handler(on_error), path_text(path)
-    with _reading(path) as lines:
-        delimiter = "\t" if "\t" in lines.readline() else ","
-        lines.seek(0)
-        rows = csv.reader(lines, delimiter=delimiter)
-        read = _reader(next(rows, []), path, train)
+    shown = path_text(path)
+    rows = csv_rows(path, FORMS, "\t,")
+    _, header = next(rows, ("", []))
+    if isinstance(header, LoadError):
+        raise header
+    read = _reader(header, path, train)
 
-        def make(row: Sequence[str], _: str) -> Example | None:
-            # One source for all rows: line numbers would need more memory than some passages.
-            query = read(row)
-            return None if query is None else Example(query, "", source=shown)
+    def make(row: Sequence[str], _: str) -> Example | None:
+        # One source for all rows: line numbers would need more memory than some passages.
+        query = read(row)
+        return None if query is None else Example(query, "", source=shown)
 
-        named = ((f"{shown}, line {rows.line_num}", row) for row in _rows(rows, shown, report))
-        yield from parse_rows(named, make, on_error)
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[TextIO]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as lines:
-            yield lines
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise LoadError(f"{path_text(path)} cannot be read: {reason}", hint=FORMS) from error
-
-
-def _rows(
-    rows: Iterator[list[str]], shown: str, report: Callable[[LoadError], None]
-) -> Iterator[list[str]]:
-    while True:
-        try:
-            row = next(rows)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            report(LoadError(f"{shown}: {error}", hint=FORMS))
-        else:
-            if row:
-                yield row
+    yield from parse_rows(rows, make, on_error)
 
 
 def _reader(header: Sequence[str], path: Path, train: bool) -> Reader:

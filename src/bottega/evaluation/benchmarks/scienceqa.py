@@ -13,10 +13,8 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.benchmarks.tables import (
     UNUSABLE,
-    Row,
     image,
     option,
-    parse_rows,
     read_examples,
     required,
     text,
@@ -24,6 +22,7 @@ from bottega.evaluation.benchmarks.tables import (
 )
 from bottega.evaluation.metrics.official_choices import OneStatementParser
 from bottega.image import path_text
+from bottega.knowledge.loaders.jsonl import Row, parse_rows
 from bottega.parsing import ChoiceParser, RationaleParser
 from bottega.prompting import SCIENCE_QA, SCIENCE_QA_REASONED
 from bottega.protocols import Parser

@@ -75,13 +75,14 @@ def read_location(
 ) -> tuple[str, dict[str, str]]:
     """Split a location from its options, as in `mmmu:DIR,split=validation`.
 
-    `allowed` lists the values of each option, its default first. Raises `SettingError`.
+    `allowed` lists the values of each option, its default first; none for a free text, which is
+    empty by default. Raises `SettingError`.
     """
     found = LOCATION.fullmatch(source.location)
     location, options = found.groups() if found else (source.location, None)
-    chosen = {name: values[0] for name, values in allowed.items()}
+    chosen = {name: next(iter(values), "") for name, values in allowed.items()}
     for name, value in read_options(source.kind, options, chosen).items():
-        if value not in allowed[name]:
+        if allowed[name] and value not in allowed[name]:
             raise SettingError(
                 f"{name} is unknown, got {value!r}", hint=f"use {' or '.join(allowed[name])}"
             )

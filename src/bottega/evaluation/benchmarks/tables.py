@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any, TypeVar
 
 import orjson
 
-from bottega.errors import ImageError, LoadError, OnError, error_handler
+from bottega.errors import ImageError, LoadError, OnError
 from bottega.image import MAX_BYTES, Image, path_text
 from bottega.knowledge.loaders.archives import BROKEN
 from bottega.knowledge.loaders.folders import open_within
-from bottega.knowledge.loaders.tables import image_of_cell, library_errors
+from bottega.knowledge.loaders.jsonl import Row, parse_rows
+from bottega.knowledge.loaders.tables import image_of_cell, library_errors, undecoded
 from bottega.types import Example
 
 
@@ -120,8 +120,6 @@ def coco_number(row: Row) -> str:
     return id.zfill(12)
 
 
-Row = Mapping[str, object]
-
 UNUSABLE = "the file is damaged or belongs to another benchmark"
 
 
@@ -176,8 +174,6 @@ def _wrong(name: str, wanted: str, value: object) -> LoadError:
 
 # Parses a row with its name; None if the row is not part of the benchmark.
 Make = Callable[[Row, str], Example | None]
-RowT = TypeVar("RowT")
-Made = TypeVar("Made")
 
 HUB_ID = re.compile(r"(?P<id>[\w-][\w.-]*/[\w.-]+)(?:/(?P<config>[\w.-]+))?")
 COLUMNAR = (".parquet", ".arrow")
@@ -196,24 +192,6 @@ def read_examples(
     """Parse all rows of a split as `parse_rows` does."""
     rows = read_rows(location, split, allow_multiple=allow_multiple)
     return list(parse_rows(rows, make, on_error))
-
-
-def parse_rows(
-    rows: Iterable[tuple[str, RowT]],
-    make: Callable[[RowT, str], Made | None],
-    on_error: OnError | None,
-) -> Iterator[Made]:
-    """Yield what `make` returns for each named row, unless it is None. Its `LoadError` and
-    `ImageError` go to `on_error`."""
-    report = error_handler(on_error)
-    for source, row in rows:
-        try:
-            made = make(row, source)
-        except (LoadError, ImageError) as error:
-            report(LoadError(f"{source}: {error}", hint=error.hint))
-        else:
-            if made is not None:
-                yield made
 
 
 def read_rows(
@@ -306,15 +284,5 @@ def _hub(
             raise _ambiguous(name, configs)
         for one in configs:
             stream = datasets.load_dataset(name, one, split=split, streaming=True)
-            for number, row in enumerate(_undecoded(stream)):
+            for number, row in enumerate(undecoded(stream)):
                 yield f"{name}/{one}, {split}, row {number}", row
-
-
-def _undecoded(stream: Any) -> Any:
-    """Keep encoded images: decoding and re-encoding would change their hashes."""
-    import datasets
-
-    for column, feature in (stream.features or {}).items():
-        if isinstance(feature, datasets.Image):
-            stream = stream.cast_column(column, datasets.Image(decode=False))
-    return stream

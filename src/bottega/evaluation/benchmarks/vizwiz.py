@@ -21,7 +21,7 @@ from bottega.evaluation.benchmarks.okvqa import (
     references,
 )
 from bottega.evaluation.benchmarks.source import Source
-from bottega.evaluation.benchmarks.tables import Downloads, Row, required, text
+from bottega.evaluation.benchmarks.tables import Downloads, required, text
 from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.metrics.vqa import (
     UNANSWERABLE,
@@ -29,6 +29,7 @@ from bottega.evaluation.metrics.vqa import (
     vizwiz_accuracy,
     vqa_accuracy,
 )
+from bottega.knowledge.loaders.jsonl import Row
 from bottega.parsing import LabelParser, RationaleParser
 from bottega.prompting import VIZ_WIZ
 

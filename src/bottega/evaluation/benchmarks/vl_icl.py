@@ -13,8 +13,9 @@ from bottega.evaluation.benchmarks.okvqa import (
     read_questions,
 )
 from bottega.evaluation.benchmarks.source import Source, read_location
-from bottega.evaluation.benchmarks.tables import UNUSABLE, Downloads, Row, required, texts
+from bottega.evaluation.benchmarks.tables import UNUSABLE, Downloads, required, texts
 from bottega.evaluation.metrics.vl_icl import Containment, ExactMatch
+from bottega.knowledge.loaders.jsonl import Row
 from bottega.parsing import plain_text
 from bottega.prompting import InterleavedPrompter
 

@@ -13,7 +13,6 @@ from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.benchmarks.tables import (
     UNUSABLE,
     Make,
-    Row,
     image,
     read_examples,
     read_rows,
@@ -22,6 +21,7 @@ from bottega.evaluation.benchmarks.tables import (
 )
 from bottega.evaluation.metrics.official_choices import OneStatementParser
 from bottega.image import Image, path_text
+from bottega.knowledge.loaders.jsonl import Row
 from bottega.parsing import ChoiceParser, RationaleParser
 from bottega.prompting import VSR_MC
 from bottega.protocols import Parser

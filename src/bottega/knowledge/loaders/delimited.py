@@ -1,23 +1,27 @@
-"""Loader of tables whose rows name or contain images: CSV, TSV and Hugging Face metadata files."""
+"""Loaders of tables whose rows name or contain images: CSV, TSV, Hugging Face metadata files, and
+the tables of ManyICL."""
 
 from __future__ import annotations
 
 import csv
 import gzip
+import math
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TextIO
 
-import orjson
-
-from bottega.errors import ImageError, LoadError, OnRowError, error_handler
+from bottega.errors import LoadError, OnRowError
 from bottega.image import MAX_BYTES, path_text
-from bottega.knowledge.loaders.jsonl import open_lines
-from bottega.knowledge.loaders.tables import Columns, Names, Row
+from bottega.knowledge.loaders.folders import (
+    ignore_error,
+    label_text,
+    labelled_example,
+    open_within,
+)
+from bottega.knowledge.loaders.jsonl import Row, json_rows, open_lines, parse_rows
+from bottega.knowledge.loaders.tables import Columns, Names
 from bottega.types import IMAGE_QUESTION, Example
 
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
@@ -29,8 +33,14 @@ MAX_CELL = MAX_BYTES * 4 // 3 + 4
 # VLMEvalKit: a cell this short is the index of another row, whose image it shares.
 MAX_REFERENCE = 20
 
+SAVE = "save it as CSV in UTF-8, and give images as paths"
+MANYICL_LAYOUT = "use FOLDER/demo.csv, FOLDER/test.csv and FOLDER/images/"
+
 # Name for errors and the row, or the error of a row that is not readable.
 SourceRow = tuple[str, Row | LoadError]
+Line = tuple[str, list[str] | LoadError]
+# Name for errors, file name, labels.
+LabelledFile = tuple[str, str, tuple[str, ...]]
 
 
 def is_delimited(path: Path) -> bool:
@@ -52,26 +62,16 @@ def load_table(
     of an earlier row. Unreadable rows go to `on_error`, which raises by default.
     """
     path = Path(path)
-    report, shown = error_handler(on_error), path_text(path)
     names = column_names(path)
     given = Names(image=image_column, label=label_column)
     try:
         columns = Columns.infer(dict.fromkeys(names), given, question, path.parent)
     except LoadError as error:
-        raise LoadError(f"{shown}: {error}", hint=error.hint) from error
+        raise LoadError(f"{path_text(path)}: {error}", hint=error.hint) from error
     rows = _rows(path)
     if columns.names.image is not None and "index" in names:
         rows = _with_shared_images(path, columns.names.image)
-    for source, row in rows:
-        try:
-            if isinstance(row, LoadError):
-                raise row
-            example = columns.example(row, source)
-        except (LoadError, ImageError) as error:
-            named = str(error) if str(error).startswith(source) else f"{source}: {error}"
-            report(type(error)(named, hint=error.hint))
-        else:
-            yield example
+    yield from parse_rows(rows, columns.example, on_error)
 
 
 def count_table(path: str | Path) -> int:
@@ -84,82 +84,60 @@ def column_names(path: Path) -> Sequence[str]:
     if not is_delimited(path):
         rows = (row for _, row in _rows(path) if isinstance(row, dict))
         return list(dict.fromkeys(chain.from_iterable(rows)))
-    with _reading(path) as lines:
-        names = _header(lines, path)
+    names = _header(csv_rows(path, SAVE))
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise LoadError(f"{path_text(path)} has two columns {twice[0]!r}", hint=LAYOUT)
-    return names
-
-
-def _header(lines: TextIO, path: Path) -> list[str]:
-    names = [name.strip() for name in next(csv.reader(lines, delimiter=_delimiter(lines)), [])]
     if not any(names):
         raise LoadError(f"{path_text(path)} has no line of column names", hint=LAYOUT)
     return names
 
 
-def _delimiter(lines: TextIO) -> str:
-    first = lines.readline()
-    lines.seek(0)
-    return max(DELIMITERS, key=first.count)
+def _header(lines: Iterator[Line]) -> list[str]:
+    """Read the first line. Raises `LoadError`."""
+    _, names = next(lines, ("", []))
+    if isinstance(names, LoadError):
+        raise names
+    return [name.strip() for name in names]
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[TextIO]:
+def csv_rows(path: Path, hint: str, delimiters: str = DELIMITERS) -> Iterator[Line]:
+    """Yield each line that is not empty, or its error, with its name. The delimiter is the most
+    frequent one in the first line. Raises `LoadError` with the hint."""
     csv.field_size_limit(max(MAX_CELL, csv.field_size_limit()))
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8-sig", newline="") as lines:
-            yield lines
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+            first = lines.readline()
+            lines.seek(0)
+            reader = csv.reader(lines, delimiter=max(delimiters, key=first.count))
+            row: list[str] | LoadError | None = []
+            while row is not None:
+                try:
+                    row = next(reader, None)
+                except csv.Error as error:
+                    row = LoadError(str(error), hint=hint)
+                if row:
+                    yield f"{path_text(path)}, line {reader.line_num}", row
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise LoadError(
-            f"{path_text(path)} cannot be read: {reason}", hint="save it as CSV in UTF-8"
-        ) from error
+        raise LoadError(f"{path_text(path)} cannot be read: {reason}", hint=hint) from error
 
 
 def _rows(path: Path) -> Iterator[SourceRow]:
-    return _delimited_rows(path) if is_delimited(path) else _json_rows(path)
-
-
-def _delimited_rows(path: Path) -> Iterator[SourceRow]:
-    with _reading(path) as lines:
-        names = _header(lines, path)
-        lines.seek(0)
-        reader = csv.reader(lines, delimiter=_delimiter(lines))
-        next(reader)
-        while True:
-            try:
-                fields = next(reader, None)
-            except csv.Error as error:
-                source = f"{path_text(path)}, line {reader.line_num}"
-                yield source, LoadError(str(error), hint="give images as paths")
-                continue
-            if fields is None:
-                return
-            source = f"{path_text(path)}, line {reader.line_num}"
-            if not any(fields):
-                continue
-            if len(fields) != len(names):
-                found = f"expected {len(names)} columns, got {len(fields)}"
-                yield source, LoadError(found, hint="quote texts that contain the separator")
-            else:
-                yield source, dict(zip(names, fields, strict=True))
-
-
-def _json_rows(path: Path) -> Iterator[SourceRow]:
-    with open_lines(path) as lines:
-        for number, line in enumerate(lines, 1):
-            source = f"{path_text(path)}, line {number}"
-            if not line.strip():
-                continue
-            try:
-                row = orjson.loads(line)
-            except orjson.JSONDecodeError:
-                row = None
-            hint = "write each object on one line"
-            valid = isinstance(row, dict)
-            yield source, row if valid else LoadError("not a JSON object", hint=hint)
+    if not is_delimited(path):
+        with open_lines(path) as lines:
+            yield from json_rows(lines, path_text(path))
+        return
+    found = csv_rows(path, SAVE)
+    names = _header(found)
+    for source, fields in found:
+        if isinstance(fields, LoadError):
+            yield source, fields
+        elif len(fields) != len(names) and any(fields):
+            expected = f"expected {len(names)} columns, got {len(fields)}"
+            yield source, LoadError(expected, hint="quote texts that contain the separator")
+        elif any(fields):
+            yield source, dict(zip(names, fields, strict=True))
 
 
 def _with_shared_images(path: Path, image: str) -> Iterator[SourceRow]:
@@ -188,3 +166,73 @@ def _with_shared_images(path: Path, image: str) -> Iterator[SourceRow]:
 
 def _is_reference(value: object) -> bool:
     return isinstance(value, str) and len(value) <= MAX_REFERENCE and value.isdigit()
+
+
+def load_manyicl(
+    folder: str | Path,
+    split: str = "demo",
+    *,
+    question: str = IMAGE_QUESTION,
+    on_error: OnRowError | None = None,
+) -> Iterator[Example]:
+    """Yield the rows of FOLDER/demo.csv or FOLDER/test.csv in order.
+
+    If any row has several labels, or none, the whole table is multi-label. Unreadable rows, and
+    images that are missing, damaged or outside of FOLDER/images, go to `on_error`, which raises by
+    default.
+    """
+    rows = _labelled_files(Path(folder) / f"{split}.csv", on_error)
+    multi = any(len(labels) != 1 for _, _, labels in rows)
+
+    def example(row: LabelledFile, source: str) -> Example:
+        image = open_within(Path(folder) / "images", row[1])
+        return labelled_example(image, row[2], question=question, source=source, multi=multi)
+
+    yield from parse_rows(((row[0], row) for row in rows), example, on_error)
+
+
+def count_manyicl(folder: str | Path, split: str = "demo") -> int:
+    """Return the number of rows that `load_manyicl` reads. Raises `LoadError`."""
+    return len(_labelled_files(Path(folder) / f"{split}.csv", ignore_error))
+
+
+def manyicl_classes(folder: str | Path, split: str = "demo") -> list[str]:
+    """Return the class columns of FOLDER/demo.csv in their order. Raises `LoadError`."""
+    table = Path(folder) / f"{split}.csv"
+    return _classes(table, csv_rows(table, MANYICL_LAYOUT, ","))
+
+
+def _classes(table: Path, lines: Iterator[Line]) -> list[str]:
+    names = _header(lines)[1:]
+    if not names or not all(names):
+        raise LoadError(
+            f"{path_text(table)} has no class columns or an unnamed one", hint=MANYICL_LAYOUT
+        )
+    try:
+        return [label_text(name) for name in names]
+    except LoadError as error:
+        raise LoadError(f"{path_text(table)}: {error}", hint=error.hint) from error
+
+
+def _labelled_files(table: Path, on_error: OnRowError | None) -> list[LabelledFile]:
+    lines = csv_rows(table, MANYICL_LAYOUT, ",")
+    classes = _classes(table, lines)
+
+    def labelled(fields: list[str], source: str) -> LabelledFile:
+        try:
+            return source, fields[0], _labels(fields[1:], classes)
+        except ValueError as error:
+            raise LoadError(str(error), hint="give a file name and one number per class") from error
+
+    return list(parse_rows(lines, labelled, on_error))
+
+
+def _labels(values: list[str], classes: list[str]) -> tuple[str, ...]:
+    if len(values) != len(classes):
+        raise ValueError(f"expected {len(classes)} class values, got {len(values)}")
+    numbers = [float(value) for value in values]
+    # NaN > 0.5 is false: a missing value would mean "not in this class".
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError(f"class values must be 0 or 1, got {', '.join(values)}")
+    present = (name for name, number in zip(classes, numbers, strict=True) if number > 0.5)
+    return tuple(dict.fromkeys(present))

@@ -1,9 +1,7 @@
-"""Loaders of labelled images: class folders, ManyICL tables, scikit-learn's digits."""
+"""Loaders of labelled images: class folders, scikit-learn's digits."""
 
 from __future__ import annotations
 
-import csv
-import math
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -311,6 +309,8 @@ def _class_label(folder: Path, on_error: OnRowError) -> str | None:
 
 def _no_classes(scan: FolderScan, *, is_class: bool) -> LoadError:
     root = scan.root
+    if scan.errors:
+        return scan.errors[0]
     if scan.folders:
         return LoadError(f"the class folders of {path_text(root)} hold no images", hint=LAYOUT)
     parent = f"use its parent {path_text(root.parent)}, whose folders are the classes"
@@ -323,92 +323,3 @@ def _unread_text(scan: FolderScan) -> str:
     empty = [path_text(name) for name in scan.folders if name not in filled]
     classes = f"classes without images: {', '.join(empty)}" if empty else ""
     return "; ".join(filter(None, (scan.unread_text, classes)))
-
-
-MANYICL_LAYOUT = "use FOLDER/demo.csv, FOLDER/test.csv and FOLDER/images/"
-
-# Line number, file name, labels.
-Row = tuple[int, str, tuple[str, ...]]
-
-
-def load_manyicl(
-    folder: str | Path,
-    split: str = "demo",
-    *,
-    question: str = IMAGE_QUESTION,
-    on_error: OnRowError | None = None,
-) -> Iterator[Example]:
-    """Yield the rows of FOLDER/demo.csv or FOLDER/test.csv in order.
-
-    If any row has several labels, or none, the whole table is multi-label. Unreadable rows, and
-    images that are missing, damaged or outside of FOLDER/images, go to `on_error`, which raises by
-    default.
-    """
-    table = Path(folder) / f"{split}.csv"
-    report = error_handler(on_error)
-    rows = _rows(table, report)
-    multi = any(len(labels) != 1 for _, _, labels in rows)
-    for line, name, labels in rows:
-        source = f"{path_text(table)}, line {line}"
-        try:
-            image = open_within(table.parent / "images", name)
-        except ImageError as error:
-            report(ImageError(f"{source}: {error}", hint=error.hint))
-        else:
-            yield labelled_example(image, labels, question=question, source=source, multi=multi)
-
-
-def count_manyicl(folder: str | Path, split: str = "demo") -> int:
-    """Return the number of rows that `load_manyicl` reads. Raises `LoadError`."""
-    return len(_rows(Path(folder) / f"{split}.csv", ignore_error))
-
-
-def manyicl_classes(folder: str | Path, split: str = "demo") -> list[str]:
-    """Return the class columns of FOLDER/demo.csv in their order. Raises `LoadError`."""
-    table = Path(folder) / f"{split}.csv"
-    with table.open(encoding="utf-8-sig", newline="") as lines:
-        return [label_text(name) for name in next(csv.reader(lines), [])[1:]]
-
-
-def _rows(table: Path, on_error: OnRowError) -> list[Row]:
-    shown = path_text(table)
-    try:
-        with table.open(encoding="utf-8-sig", newline="") as lines:
-            reader = csv.reader(lines)
-            names = next(reader, [])[1:]
-            found = [(reader.line_num, fields) for fields in reader if fields]
-    except OSError as error:
-        raise LoadError(f"{shown} cannot be read: {error.strerror}", hint=MANYICL_LAYOUT) from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise LoadError(
-            f"{shown} is not a CSV file in UTF-8: {error}", hint=MANYICL_LAYOUT
-        ) from error
-    if not names or not all(map(str.strip, names)):
-        raise LoadError(f"{shown} has no class columns or an unnamed one", hint=MANYICL_LAYOUT)
-    try:
-        classes = [label_text(name) for name in names]
-    except LoadError as error:
-        raise LoadError(f"{shown}: {error}", hint=error.hint) from error
-    rows: list[Row] = []
-    for line, fields in found:
-        try:
-            rows.append((line, fields[0], _labels(fields[1:], classes)))
-        except ValueError as error:
-            on_error(
-                LoadError(
-                    f"{shown}, line {line}: {error}",
-                    hint="give a file name and one number per class",
-                )
-            )
-    return rows
-
-
-def _labels(values: list[str], classes: list[str]) -> tuple[str, ...]:
-    if len(values) != len(classes):
-        raise ValueError(f"expected {len(classes)} class values, got {len(values)}")
-    numbers = [float(value) for value in values]
-    # NaN > 0.5 is false: a missing value would mean "not in this class".
-    if not all(map(math.isfinite, numbers)):
-        raise ValueError(f"class values must be 0 or 1, got {', '.join(values)}")
-    present = (name for name, number in zip(classes, numbers, strict=True) if number > 0.5)
-    return tuple(dict.fromkeys(present))

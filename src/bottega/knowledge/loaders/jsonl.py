@@ -5,10 +5,10 @@ from __future__ import annotations
 import gzip
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TypeVar, cast
 
 import orjson
 
@@ -30,10 +30,13 @@ FIELDS = (
 
 PASSAGE = 'write {"text": "..."}; optional: id, image, images, tags'
 ANSWERS = ("answer", "label", "labels")
+ONE_LINE = "write each object on one line"
 # A packed file of a few MB can hold a line that does not fit into memory.
 MAX_LINE = 512 << 20
 
 Row = Mapping[str, object]
+RowT = TypeVar("RowT")
+Made = TypeVar("Made")
 
 
 def load_jsonl(
@@ -85,7 +88,7 @@ def load_passage_lines(
         return Example(query, "", tags=_tags(row), source=shown)
 
     with open_lines(path) as lines:
-        yield from _read(lines, shown, passage, on_error)
+        yield from parse_rows(json_rows(lines, shown), passage, on_error)
 
 
 def read_jsonl(
@@ -104,15 +107,12 @@ def read_jsonl(
     """
 
     def example(row: Row, source: str) -> Example:
-        if not whole_replies:
-            _check_choices(row)
         labels, answer = _labels(row)
+        choices = _texts(row, "choices") or ()
+        if not whole_replies:
+            _check_choices(choices, (answer,) if labels is None else labels)
         return Example(
-            Query(
-                _text(row, "question") or question,
-                _images(row, folder, source),
-                _texts(row, "choices") or (),
-            ),
+            Query(_text(row, "question") or question, _images(row, folder, source), choices),
             answer,
             labels=labels,
             rationale=_text(row, "rationale"),
@@ -120,7 +120,7 @@ def read_jsonl(
             source=source,
         )
 
-    return _read(lines, name, example, on_error)
+    return parse_rows(json_rows(lines, name), example, on_error)
 
 
 @contextmanager
@@ -150,29 +150,39 @@ def _bounded_lines(file: IO[bytes], shown: str) -> Iterator[bytes]:
         yield line
 
 
-def _read(
-    lines: Iterable[bytes],
-    name: str,
-    make: Callable[[Row, str], Example],
-    on_error: OnRowError | None,
-) -> Iterator[Example]:
-    report = error_handler(on_error)
+def json_rows(lines: Iterable[bytes], name: str) -> Iterator[tuple[str, Row | LoadError]]:
+    """Yield the object of each line that is not blank, or its error, with its name."""
     for number, line in enumerate(lines, 1):
-        source = f"{name}, line {number}"
         if not line.strip():
             continue
         try:
             row = orjson.loads(line.removeprefix(b"\xef\xbb\xbf"))
-            if not isinstance(row, dict):
-                raise _wrong("the line", "an object", row)
-            example = make(row, source)
         except orjson.JSONDecodeError as error:
-            invalid = f"{source}: not valid JSON: {error.msg}"
-            report(LoadError(invalid, hint="write each object on one line"))
+            row = LoadError(f"not valid JSON: {error.msg}", hint=ONE_LINE)
+        if not isinstance(row, dict | LoadError):
+            row = LoadError(f"the line must be an object, got {type(row).__name__}", hint=ONE_LINE)
+        yield f"{name}, line {number}", row
+
+
+def parse_rows(
+    rows: Iterable[tuple[str, RowT | LoadError]],
+    make: Callable[[RowT, str], Made | None],
+    on_error: OnRowError | None,
+) -> Iterator[Made]:
+    """Yield what `make` returns for each named row, unless it is None. Its `LoadError` and
+    `ImageError`, and those among the rows, go to `on_error` with the name."""
+    report = error_handler(on_error)
+    for source, row in rows:
+        try:
+            if isinstance(row, LoadError):
+                raise row
+            made = make(row, source)
         except (LoadError, ImageError) as error:
-            report(LoadError(f"{source}: {error}", hint=error.hint))
+            named = str(error) if str(error).startswith(source) else f"{source}: {error}"
+            report(LoadError(named, hint=error.hint))
         else:
-            yield example
+            if made is not None:
+                yield made
 
 
 def _labels(row: Row) -> tuple[tuple[str, ...] | None, str]:
@@ -198,14 +208,10 @@ def _labels(row: Row) -> tuple[tuple[str, ...] | None, str]:
     return labels, answer
 
 
-def _check_choices(row: Row) -> None:
-    choices = _texts(row, "choices")
-    if not choices:
-        return
-    labels, answer = _labels(row)
+def _check_choices(choices: Sequence[str], answers: Sequence[str]) -> None:
     allowed = set(map(one_line, choices))
-    for each in (answer,) if labels is None else labels:
-        if one_line(each) not in allowed:
+    for each in answers:
+        if allowed and one_line(each) not in allowed:
             raise LoadError(
                 f"{each!r} is not among the choices {', '.join(choices)}",
                 hint="use one of the choices as the answer",

@@ -20,7 +20,6 @@ from bottega.errors import (
     ImageError,
     LoadError,
     OnRowError,
-    error_handler,
     needs_extra,
 )
 from bottega.image import Image, path_text
@@ -30,6 +29,7 @@ from bottega.knowledge.loaders.folders import (
     label_text,
     open_within,
 )
+from bottega.knowledge.loaders.jsonl import Row, parse_rows
 from bottega.types import IMAGE_QUESTION, Example, Query
 
 if TYPE_CHECKING:
@@ -90,7 +90,6 @@ LABEL_HINT = (
 LONGEST_LITERAL = 100_000  # base64 images in a printed list are found by a pattern
 SHORTEST_BASE64 = 100  # a shorter text is the path of a missing file
 
-Row = Mapping[str, object]
 # Column names -> feature types of `datasets`.
 Features = Mapping[str, object]
 
@@ -316,7 +315,6 @@ def load_hugging_face(
     the folder, or the folder of the parquet file. Unreadable rows go to `on_error`, which raises by
     default.
     """
-    report = error_handler(on_error)
     name = str(id_or_path)
     given = Names(image_column, label_column, question_column, answer_column)
     with library_errors(name):
@@ -325,22 +323,7 @@ def load_hugging_face(
         # Images given as paths are read only from here; a data set on the hub has no folder.
         folder = path if path.is_dir() else path.parent if path.is_file() else None
         columns = Columns.infer(stream.features or {}, given, question, folder)
-        rows = _rows(stream, columns)
-    number = 0
-    while True:
-        with library_errors(name):
-            row = next(rows, None)
-        if row is None:
-            return
-        source = f"{path_text(name)}, {split}, row {number}"
-        number += 1
-        try:
-            example = columns.example(row, source)
-        except (LoadError, ImageError) as error:
-            named = str(error) if str(error).startswith(source) else f"{source}: {error}"
-            report(LoadError(named, hint=error.hint))
-        else:
-            yield example
+    yield from parse_rows(_rows(stream, name, split), columns.example, on_error)
 
 
 def count_rows(id_or_path: str | Path, split: str = "train") -> int | None:
@@ -379,11 +362,17 @@ def _stream(name: str, split: str) -> datasets.IterableDataset:
     return datasets.load_dataset(name, split=split, streaming=True)
 
 
-def _rows(stream: datasets.IterableDataset, columns: Columns) -> Iterator[Row]:
+def _rows(stream: datasets.IterableDataset, name: str, split: str) -> Iterator[tuple[str, Row]]:
+    with library_errors(name):
+        for number, row in enumerate(undecoded(stream)):
+            yield f"{path_text(name)}, {split}, row {number}", row
+
+
+def undecoded(stream: datasets.IterableDataset) -> datasets.IterableDataset:
+    """Keep encoded images: decoding and re-encoding would change their hashes."""
     import datasets
 
-    image = columns.names.image
-    if image is not None and isinstance(stream.features[image], datasets.Image):
-        # Keep the original bytes: re-encoding would change the image's hash.
-        stream = stream.cast_column(image, datasets.Image(decode=False))
-    return iter(stream)
+    for column, feature in (stream.features or {}).items():
+        if isinstance(feature, datasets.Image):
+            stream = stream.cast_column(column, datasets.Image(decode=False))
+    return stream
