@@ -78,6 +78,14 @@ def test_image_is_a_path_a_data_url_or_base64(tmp_path: Path) -> None:
     assert [e.query.images for e in found] == [(solid_image(1),)] * 4 + [(solid_image(1),) * 4]
 
 
+def test_numbers_are_texts_also_in_lists(tmp_path: Path) -> None:
+    path = written(tmp_path, {"question": "How many?", "choices": [1, 2.5], "answer": 2.5})
+    (found,) = load_jsonl(path)
+    assert (found.query.choices, found.answer) == (("1", "2.5"), "2.5")
+    with pytest.raises(LoadError, match="labels must be a list of texts, got list"):
+        list(load_jsonl(written(tmp_path, {"labels": [True]})))
+
+
 def test_bad_lines_are_named_by_number_and_the_rest_is_loaded(tmp_path: Path) -> None:
     good = {"answer": "yes", "question": "ok?"}
     path = written(

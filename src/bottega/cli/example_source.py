@@ -89,16 +89,15 @@ def _table_file(path: Path, split: str | None) -> Path | None:
     """Return the file of a CSV or TSV table, or the metadata of a Hugging Face image folder."""
     if path.is_file():
         return path if is_delimited(path) or path.name in METADATA else None
-    splits = split_names(subfolders(path))
-    folders = [path, *(path / name for names in splits.values() for name in names)]
-    tables = [folder / name for folder in folders for name in METADATA if (folder / name).exists()]
-    if not tables or tables[0].parent == path:
-        return tables[0] if tables else None
-    splits = split_names(table.parent.name for table in tables)
+    names = ("", *chain.from_iterable(split_names(subfolders(path)).values()))
+    files = [path / name / file for name in names for file in reversed(METADATA)]
+    tables = {file.parent: file for file in files if file.exists()}
+    if path in tables or not tables:
+        return tables.get(path)
+    splits = split_names(folder.name for folder in tables)
     if split is None:
         raise splits_error(path, splits)
-    chosen = path / named_split(path, splits, split)
-    return next(table for table in tables if table.parent == chosen)
+    return tables[path / named_split(path, splits, split)]
 
 
 def _has_parquet(path: Path) -> bool:

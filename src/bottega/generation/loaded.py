@@ -15,7 +15,8 @@ from transformers.cache_utils import DynamicLayer
 from bottega.errors import ModelLoadError
 from bottega.generation.caches import VisionCache
 from bottega.generation.in_process import InProcessModel, check_length, first_line, to_reply
-from bottega.generation.model_files import SAME_FILES, load_parts
+from bottega.generation.model_files import load_parts
+from bottega.generation.plain_text import SAME_FILES
 from bottega.generation.prefix_reuse import BatchReader, prefixed_inputs
 from bottega.generation.sampling import GumbelSampler, SampleRow, StopCriterion, to_completion
 from bottega.generation.token_tree import TokenTree

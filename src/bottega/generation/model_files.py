@@ -16,7 +16,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING, processo
 from bottega._util.native import load_from_hub
 from bottega.errors import ModelLoadError
 from bottega.generation.in_process import first_line
-from bottega.generation.plain_text import TextProcessor, with_plain_text
+from bottega.generation.plain_text import SAME_FILES, TextProcessor, with_plain_text
 
 hf: Any = transformers  # partly annotated
 TEXT_MODELS: Any = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
@@ -27,10 +27,6 @@ MISSING_PACKAGE = re.compile(
     r"|dependencies: (\w+)|No module named '(\w+)"
 )
 TORCH_INDEX = ", from the package index that torch came from"
-SAME_FILES = (
-    "download the current files of the model: config.json, the weights, the tokenizer,"
-    " processor_config.json and preprocessor_config.json belong together"
-)
 
 
 def load_parts(source: str, dtype: str, trust_remote_code: bool = False) -> tuple[Any, Any]:

@@ -21,6 +21,10 @@ QUESTION = "Question: {} Short answer:"
 FAMILIES = ("blip-2", "instructblip")
 # The words by which PaliGemma knows its tasks.
 TASKS = ("answer ", "caption", "cap ", "describe", "detect ", "ocr", "question ", "segment ")
+SAME_FILES = (
+    "download the current files of the model: config.json, the weights, the tokenizer,"
+    " processor_config.json and preprocessor_config.json belong together"
+)
 Turn = Mapping[str, Any]
 
 
@@ -157,7 +161,6 @@ def _image_token_id(tokenizer: Any, token: str, config: Any) -> int:
         raise ModelLoadError(
             f"image_token_index must be the id of {token} in the tokenizer, {index}, got"
             f" {config.image_token_id}",
-            hint="download the current files of the model: config.json and the tokenizer belong"
-            " together",
+            hint=SAME_FILES,
         )
     return index

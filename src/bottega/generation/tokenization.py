@@ -86,19 +86,22 @@ class ChatTemplate:
     def render(self, turns: Iterable[tuple[str, Parts]], *, prefilled: bool) -> str:
         """Return the text of the turns (role, parts). If `prefilled`, the last one is continued."""
         split = [(role, group) for role, parts in turns for group in self._groups(parts)]
-        conversation = [
-            {"role": role, "content": self._content(role, parts)} for role, parts in split
-        ]
-        return self._apply(conversation, not prefilled)
+        return self._apply(((role, self._content(role, parts)) for role, parts in split), prefilled)
 
-    def _apply(self, conversation: Sequence[Mapping[str, Any]], add_prompt: bool = True) -> str:
-        return str(
-            self.processor.apply_chat_template(
-                conversation,
-                add_generation_prompt=add_prompt,
-                continue_final_message=not add_prompt,
-            )
+    def _apply(self, turns: Iterable[tuple[str, Any]], prefilled: bool) -> str:
+        text = self.processor.apply_chat_template(
+            [{"role": role, "content": content} for role, content in turns],
+            add_generation_prompt=not prefilled,
+            continue_final_message=prefilled,
         )
+        return str(text)
+
+    def _probe(self, turns: Iterable[tuple[str, Any]]) -> str:
+        """Return the text of the turns, empty if the template rejects them."""
+        try:
+            return self._apply(turns, prefilled=False)
+        except Exception:  # templates raise errors of any type, which appear again
+            return ""
 
     def _content(self, role: str, parts: Parts) -> Any:
         texts = [self.control.escape(part) for part in parts if isinstance(part, str)]
@@ -124,11 +127,8 @@ class ChatTemplate:
     def _keeps_order(self) -> bool:
         marker = str(getattr(self.processor, "image_token", None))
         content = [{"type": "image"}, _text(FIRST), {"type": "image"}, _text(SECOND)]
-        try:
-            text = self._apply([{"role": "user", "content": content}])
-        except Exception:  # templates raise errors of any type, which appear again
-            return True
-        found = re.findall(f"{re.escape(marker)}|{FIRST}|{SECOND}", text)
+        pattern = f"{re.escape(marker)}|{FIRST}|{SECOND}"
+        found = re.findall(pattern, self._probe([("user", content)]))
         if marker not in found or found == [marker, FIRST, marker, SECOND]:
             return True
         log.warning(
@@ -149,11 +149,7 @@ class ChatTemplate:
     def _reads(self, role: str, strings: Collection[str]) -> bool:
         """Return whether the template shows the texts of a conversation with this role."""
         roles = CONVERSATIONS[role]
-        turns = [(one, FIRST if one in strings else [_text(FIRST)]) for one in roles]
-        try:
-            text = self._apply([{"role": one, "content": content} for one, content in turns])
-        except Exception:  # templates raise errors of any type
-            return False
+        text = self._probe((one, FIRST if one in strings else [_text(FIRST)]) for one in roles)
         return text.count(FIRST) == len(roles) and not re.search("['\"]type['\"]", text)
 
 

@@ -6,7 +6,7 @@ import random
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import islice
@@ -99,8 +99,8 @@ def load_benchmark(
     `label_noise` is the share of corrupted answers in the knowledge base. Raises `LoadError` for
     items in both parts, unless `allow_overlap` is set or the source is a knowledge base, whose
     items are evaluated by leave-one-out. `on_error` also receives a `NoticeError` of items that
-    look like copies of examples, and of similar labels and of
-    images that use almost none of their 16 bits."""
+    look like copies of examples, of similar labels, and of images that use almost none of their
+    16 bits."""
     loaded = _load_source(spec, seed, on_error)
     signatures: Signatures = {}
     examples = [e for e in loaded.knowledge if _is_readable(e, signatures, on_error)]
@@ -151,12 +151,10 @@ def _load_source(spec: str, seed: int, on_error: OnError | None) -> Benchmark:
         )
     if source.kind not in SOURCES:
         path = Path(spec)
-        if spec and (path.is_dir() or is_archive(path)):
-            raise SettingError(
-                f"{spec} is a folder, not a benchmark", hint=f"use image-folder:{spec}"
-            )
-        if is_delimited(path) or path.suffix == PARQUET:
-            raise SettingError(f"{spec} is a table, not a benchmark", hint=f"use table:{spec}")
+        is_table = is_delimited(path) or path.suffix == PARQUET
+        if spec and (is_table or path.is_dir() or is_archive(path)):
+            kind = "table" if is_table else "image-folder"
+            raise SettingError(f"{spec} is a path, not a benchmark", hint=f"use {kind}:{spec}")
         specs = ", ".join(name if name in WITHOUT_LOCATION else f"{name}:DIR" for name in SOURCES)
         close = get_close_matches(source.kind, SOURCES, n=1)
         similar = f"did you mean {spec.replace(source.kind, close[0], 1)}? " if close else ""
@@ -243,16 +241,12 @@ def _report_copies(data: Benchmark, signatures: Signatures, on_error: OnError) -
     known: defaultdict[str, dict[str, Example]] = defaultdict(dict)
     for example in data.knowledge:
         known[_folded_text(example)].update((i.sha256, example) for i in example.query.images)
-    searches = {
-        text: _CopySearch([signatures[id] for id in found]) for text, found in known.items()
-    }
+    searches = {text: _CopySearch(found, signatures) for text, found in known.items()}
     copies: list[tuple[Example, Example]] = []
     for item in data.items:
-        text = _folded_text(item)
-        images = [i.sha256 for i in item.query.images if i.sha256 not in known[text]]
-        places = (searches[text].nearest(signatures[id]) for id in images if text in searches)
-        if (place := next((one for one in places if one is not None), None)) is not None:
-            copies.append((item, [*known[text].values()][place]))
+        if (search := searches.get(_folded_text(item))) is not None:
+            found = (search.copied(image.sha256) for image in item.query.images)
+            copies += [(item, one) for one in islice(filter(None, found), 1)]
     if copies:
         pair = " and ".join(str(example.source) for example in copies[0])
         on_error(
@@ -265,24 +259,28 @@ def _report_copies(data: Benchmark, signatures: Signatures, on_error: OnError) -
 
 
 class _CopySearch:
-    """Search for copies of an image among signatures."""
+    """Search for copies of images, in other bytes, among those of examples."""
 
-    def __init__(self, signatures: Sequence[Signature]) -> None:
+    def __init__(self, examples: Mapping[str, Example], signatures: Signatures) -> None:
+        self._examples, self._signatures = examples, signatures
+        self._hashes = list(examples)
         self._index = faiss.IndexBinaryFlat(8 * pixels.HASH_BYTES)
-        if signatures:
-            self._index.add(np.stack([bits for bits, _ in signatures]))
-        self._colours = [colours for _, colours in signatures]
+        if examples:
+            self._index.add(np.stack([signatures[one][0] for one in examples]))
 
-    def nearest(self, signature: Signature) -> int | None:
-        """Return the index of the nearest copy. Flat images have none: all have the same bits."""
-        bits, colours = signature
+    def copied(self, sha256: str) -> Example | None:
+        """Return the example with the nearest copy of an image. Flat images have none: all have the
+        same bits."""
+        bits, colours = self._signatures[sha256]
         limit = min(MAX_BITS, int(np.unpackbits(bits).sum()) // 4 - 4)
-        if limit < 0:
+        if limit < 0 or sha256 in self._examples:
             return None
         _, distances, found = self._index.range_search(bits[None], limit + 1)
-        near = sorted(zip(distances.tolist(), found.tolist(), strict=True))
-        copies = (i for _, i in near if np.abs(self._colours[i] - colours).max() <= MAX_LEVELS)
-        return next(copies, None)
+        for _, place in sorted(zip(distances.tolist(), found.tolist(), strict=True)):
+            near = self._hashes[place]
+            if np.abs(self._signatures[near][1] - colours).max() <= MAX_LEVELS:
+                return self._examples[near]
+        return None
 
 
 def _identities(example: Example) -> list[tuple[str, str]]:

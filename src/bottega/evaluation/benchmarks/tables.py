@@ -11,11 +11,11 @@ from string import ascii_uppercase
 
 import orjson
 
-from bottega.errors import ImageError, LoadError, OnError
-from bottega.image import MAX_BYTES, Image, path_text
-from bottega.knowledge.loaders.archives import BROKEN
+from bottega.errors import LoadError, OnError
+from bottega.image import Image, path_text
+from bottega.knowledge.loaders.archives import BROKEN, archived_image
 from bottega.knowledge.loaders.folders import open_within
-from bottega.knowledge.loaders.jsonl import Row, parse_rows
+from bottega.knowledge.loaders.jsonl import Row, field_text, field_texts, parse_rows
 from bottega.knowledge.loaders.tables import image_of_cell, library_errors, undecoded
 from bottega.types import Example
 
@@ -60,14 +60,7 @@ class Downloads:
         member = self._members.get(name)
         if member is None:
             return open_within(self._root, name)
-        shown = path_text(self._root / name)
-        archive, info = member
-        if info.file_size > MAX_BYTES:
-            raise ImageError(f"{shown} is larger than {MAX_BYTES >> 20} MB", hint=UNUSABLE)
-        try:
-            return Image.from_bytes(archive.read(info), source=shown)
-        except BROKEN as error:
-            raise ImageError(f"{shown} cannot be unpacked: {error}", hint=UNUSABLE) from error
+        return archived_image(*member, path_text(self._root / name))
 
     def _has(self, name: str) -> bool:
         try:
@@ -125,12 +118,7 @@ UNUSABLE = "the file is damaged or belongs to another benchmark"
 
 def text(row: Row, name: str) -> str:
     """Return the field's stripped text; empty if missing."""
-    value = row.get(name)
-    if value is None:
-        return ""
-    if not isinstance(value, str | int | float):
-        raise _wrong(name, "a text", value)
-    return str(value).strip()
+    return (field_text(row, name, UNUSABLE) or "").strip()
 
 
 def required(row: Row, name: str) -> str:
@@ -141,14 +129,7 @@ def required(row: Row, name: str) -> str:
 
 
 def texts(row: Row, name: str) -> tuple[str, ...]:
-    value = row.get(name)
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(
-        isinstance(part, str | int | float) for part in value
-    ):
-        raise _wrong(name, "a list of texts", value)
-    return tuple(str(part).strip() for part in value)
+    return tuple(map(str.strip, field_texts(row, name, UNUSABLE) or ()))
 
 
 def option(choices: tuple[str, ...], index: object) -> str:
@@ -166,10 +147,6 @@ def image(value: object, location: str, source: str) -> Image:
     """Return an image from encoded bytes, or from a path inside the folder."""
     folder = Path(location)
     return image_of_cell(value, folder if folder.is_dir() else None, source, hint=UNUSABLE)
-
-
-def _wrong(name: str, wanted: str, value: object) -> LoadError:
-    return LoadError(f"{name} must be {wanted}, got {type(value).__name__}", hint=UNUSABLE)
 
 
 # Parses a row with its name; None if the row is not part of the benchmark.

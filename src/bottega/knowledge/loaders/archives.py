@@ -80,14 +80,7 @@ class ImageArchive:
             return False
 
     def _open_image(self, path: Path) -> Image:
-        name = path_text(path)
-        try:
-            with self._archive.open(self._members[path]) as file:
-                # One byte more than allowed: the stated size may be wrong.
-                data = file.read(MAX_BYTES + 1)
-        except BROKEN as error:
-            raise ImageError(f"{name} cannot be unpacked: {error}", hint="pack it again") from error
-        return Image.from_bytes(data, source=name)
+        return archived_image(self._archive, self._members[path], path_text(path))
 
 
 def is_archive(path: Path) -> bool:
@@ -109,3 +102,14 @@ def open_archive(path: Path) -> Iterator[ImageArchive]:
                 f"{path_text(path)} has {count:,} entries, more than {MAX_ENTRIES:,}", hint=UNPACK
             )
         yield ImageArchive(path, archive)
+
+
+def archived_image(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> Image:
+    """Return the image of an entry, called `name` in errors. Raises `ImageError`."""
+    try:
+        with archive.open(info) as file:
+            # One byte more than allowed: the stated size may be wrong.
+            data = file.read(MAX_BYTES + 1)
+    except BROKEN as error:
+        raise ImageError(f"{name} cannot be unpacked: {error}", hint="pack it again") from error
+    return Image.from_bytes(data, source=name)

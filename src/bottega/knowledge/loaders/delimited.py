@@ -143,24 +143,18 @@ def _rows(path: Path) -> Iterator[SourceRow]:
 def _with_shared_images(path: Path, image: str) -> Iterator[SourceRow]:
     """Yield the rows; an image that is the index of an earlier row becomes the image of that row.
     The file is read twice, so only the images that are shared are kept in memory."""
-    shared: dict[str, object] = {}
-    for _, row in _rows(path):
-        if not isinstance(row, LoadError) and _is_reference(row.get(image)):
-            shared[str(row.get(image))] = None
+    values = (row.get(image) for _, row in _rows(path) if not isinstance(row, LoadError))
+    shared: dict[object, object] = dict.fromkeys(filter(_is_reference, values))
+    hint = "move the row with the image before the rows that name it"
     for source, row in _rows(path):
-        if isinstance(row, LoadError):
-            yield source, row
-            continue
-        value = row.get(image)
-        if _is_reference(value):
-            found = shared.get(str(value))
-            if found is None:
-                hint = "move the row with the image before the rows that name it"
-                yield source, LoadError(f"no earlier row has the index {value}", hint=hint)
-                continue
-            row = {**row, image: found}
-        elif str(row.get("index")) in shared:
-            shared[str(row["index"])] = value
+        if not isinstance(row, LoadError):
+            value, index = row.get(image), str(row.get("index"))
+            if not _is_reference(value):
+                shared |= {index: value} if index in shared else {}
+            elif shared[value] is not None:
+                row = {**row, image: shared[value]}
+            else:
+                row = LoadError(f"no earlier row has the index {value}", hint=hint)
         yield source, row
 
 

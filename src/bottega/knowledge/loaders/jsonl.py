@@ -80,10 +80,10 @@ def load_passage_lines(
                 f"a passage cannot have the field {answered[0]}",
                 hint="add examples without --passages",
             )
-        text = (_text(row, "text") or "").strip()
+        text = (field_text(row, "text") or "").strip()
         if not text:
             raise LoadError("text is missing", hint=PASSAGE)
-        query = Query(text, _images(row, path.parent, source), id=_text(row, "id"))
+        query = Query(text, _images(row, path.parent, source), id=field_text(row, "id"))
         # One shared source: a text per passage could need more memory than the passage.
         return Example(query, "", tags=_tags(row), source=shown)
 
@@ -108,14 +108,14 @@ def read_jsonl(
 
     def example(row: Row, source: str) -> Example:
         labels, answer = _labels(row)
-        choices = _texts(row, "choices") or ()
+        choices = field_texts(row, "choices") or ()
         if not whole_replies:
             _check_choices(choices, (answer,) if labels is None else labels)
         return Example(
-            Query(_text(row, "question") or question, _images(row, folder, source), choices),
+            Query(field_text(row, "question") or question, _images(row, folder, source), choices),
             answer,
             labels=labels,
-            rationale=_text(row, "rationale"),
+            rationale=field_text(row, "rationale"),
             tags=_tags(row),
             source=source,
         )
@@ -186,9 +186,9 @@ def parse_rows(
 
 
 def _labels(row: Row) -> tuple[tuple[str, ...] | None, str]:
-    given = _texts(row, "labels")
+    given = field_texts(row, "labels")
     labels = None if given is None else tuple(dict.fromkeys(map(label_text, given)))
-    answer, label = _text(row, "answer"), _text(row, "label")
+    answer, label = field_text(row, "answer"), field_text(row, "label")
     answer = None if answer is None else unicodedata.normalize("NFC", answer)
     if label is not None:
         label = label_text(label)
@@ -219,8 +219,8 @@ def _check_choices(choices: Sequence[str], answers: Sequence[str]) -> None:
 
 
 def _images(row: Row, folder: Path | None, source: str) -> tuple[Image, ...]:
-    images = _texts(row, "images") or ()
-    single = _text(row, "image")
+    images = field_texts(row, "images") or ()
+    single = field_text(row, "image")
     if single is not None:
         images = (single, *images)
     return tuple(_image(text, folder, source) for text in images)
@@ -245,30 +245,34 @@ def _image(text: str, folder: Path | None, source: str) -> Image:
         ) from error
 
 
-def _text(row: Row, name: str) -> str | None:
+def field_text(row: Row, name: str, hint: str = FIELDS) -> str | None:
+    """Return the text or number of a field, None if it is missing. Raises `LoadError`."""
     value = row.get(name)
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    raise _wrong(name, "a text", value)
+    if value is None or _is_text(value):
+        return None if value is None else str(value)
+    raise _wrong(name, "a text", value, hint)
 
 
-def _texts(row: Row, name: str) -> tuple[str, ...] | None:
+def field_texts(row: Row, name: str, hint: str = FIELDS) -> tuple[str, ...] | None:
+    """Return the texts or numbers of a list, None if it is missing. Raises `LoadError`."""
     value = row.get(name)
     if value is None:
         return None
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        return tuple(value)
-    raise _wrong(name, "a list of texts", value)
+    if isinstance(value, list) and all(map(_is_text, value)):
+        return tuple(map(str, value))
+    raise _wrong(name, "a list of texts", value, hint)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
 def _tags(row: Row) -> dict[str, str]:
     tags = row.get("tags") or {}
     if not isinstance(tags, dict):
-        raise _wrong("tags", "an object of texts", tags)
-    return {name: text for name in tags if (text := _text(tags, name)) is not None}
+        raise _wrong("tags", "an object of texts", tags, FIELDS)
+    return {name: text for name in tags if (text := field_text(tags, name)) is not None}
 
 
-def _wrong(name: str, wanted: str, value: object) -> LoadError:
-    return LoadError(f"{name} must be {wanted}, got {type(value).__name__}", hint=FIELDS)
+def _wrong(name: str, wanted: str, value: object, hint: str) -> LoadError:
+    return LoadError(f"{name} must be {wanted}, got {type(value).__name__}", hint=hint)

@@ -77,10 +77,7 @@ def is_system_name(name: str) -> bool:
 def subfolders(folder: Path) -> list[str]:
     """Return the names of the folders, or links to folders, directly in a folder, in order; none if
     it cannot be opened."""
-    try:
-        found = entries_of(folder)
-    except OSError:  # reported by the scan
-        return []
+    found = _entries(folder, FolderScan(folder))
     return [path.name for path in found if not is_system_name(path.name) and path.is_dir()]
 
 

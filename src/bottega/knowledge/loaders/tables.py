@@ -146,15 +146,13 @@ class Columns:
         text = f"Hint: {hint}\n{text}" if has_hint else text
         choices = self._choices(row)
         query = Query(self.question if text is None else str(text), images, choices)
-        if names.answer is not None:
-            return Example(query, _answer(row.get(names.answer), choices), source=source)
-        value = row.get(names.label or "")
-        if isinstance(value, list):
+        value = row.get(names.answer or names.label or "")
+        if names.answer is None and isinstance(value, list):
             labels = tuple(self._label(part) for part in value)
             return Example(query, join_labels(labels), labels=labels, source=source)
-        if choices and not self.classes:
-            return Example(query, _answer(value, choices), source=source)
-        return Example(query, self._label(value), source=source)
+        is_answer = names.answer is not None or (choices and not self.classes)
+        answer = _answer(value, choices) if is_answer else self._label(value)
+        return Example(query, answer, source=source)
 
     def _images(self, value: object, source: str) -> tuple[Image, ...]:
         if isinstance(value, str):
