@@ -8,7 +8,7 @@ BottegaError
 ├── ImageError                bytes that cannot be decoded, or may not be (too large)
 │   └── TooManyPixelsError
 ├── LoadError                 a folder, a file or one row of it that cannot be read as examples
-│   └── NoticeError           a remark on data that is read all the same
+│   └── NoticeError           a remark on data; no example is skipped
 ├── EmbeddingError            an embedder that cannot be loaded or that failed
 ├── WorkerError               a worker process ended repeatedly during an item (retryable)
 ├── StoreError                a knowledge base or trace store that cannot be read or written

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -55,6 +56,7 @@ MODEL = "model bundled: for embedder"
         ("image-folder:{pets}", [], [NO_PHOTOS, f"{MODEL} bundled"]),
         ("image-folder:{pets}", ["--embed", "pixels"], [f"{MODEL} pixels"]),
         ("image-folder:{pets}", ["--model", "openai:m"], [NO_PHOTOS]),
+        ("image-folder:{pets},question=Which one?", [], [NO_PHOTOS, f"{MODEL} bundled"]),
         ("image-folder:{pets}", ["--embed", "pixels", "--model", "openai:m"], []),
         (
             "knowledge-base:k.db",
@@ -75,7 +77,9 @@ def test_eval_notes_why_model_and_embedder_were_chosen(
     reasons = re.findall(r"^(?:note: )?((?:model|embedder) \S+: .*)", done.err, re.MULTILINE)
     assert [reason[: len(note)] for reason, note in zip(reasons, notes, strict=True)] == notes
     for reason in reasons:
-        assert re.search(f"bottega eval {re.escape(benchmark)} --(embed|model)", reason)
+        assert re.search(
+            f"bottega eval {re.escape(shlex.quote(benchmark))} --(embed|model)", reason
+        )
 
 
 def test_eval_sends_the_given_question(run: Run, pets: Path, served: Server) -> None:

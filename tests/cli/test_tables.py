@@ -179,6 +179,16 @@ def test_hugging_face_image_folders_are_read(run: Run, images: Path, name: str) 
     assert added_labels(run, "set/train") == LABELS
 
 
+@pytest.mark.parametrize("name", ["my.csv", "my.jsonl", "metadata.csv", ""])
+def test_a_split_of_a_single_table_is_refused(run: Run, images: Path, name: str) -> None:
+    text = '{"image": "cat/1.png", "label": "cat"}' if "json" in name else "image,label\nx,cat\n"
+    (images / (name or "metadata.csv")).write_text(text)
+    refused = run("add", "k.db", name or ".", "--split", "test", "--embed", "pixels")
+    named = name or "metadata.csv"
+    assert (refused.code, f"{named} has no splits" in refused.err) == (2, True)
+    assert "omit --split" in refused.err
+
+
 def test_a_row_without_a_column_is_skipped(run: Run, images: Path) -> None:
     rows = [
         *({"label": "dog"}, {"file_name": FILES[0], "label": "cat"}, {"file_name": FILES[1]}, [1]),
@@ -350,7 +360,7 @@ def test_zips_and_tables_are_evaluated(run: Run, images: Path) -> None:
         "my.csv": "use table:my.csv",
         "plain.zip": "use image-folder:plain.zip",
         "table:none.csv": "none.csv does not exist",
-        "table:plain.zip": "plain.zip is no table",
+        "table:plain.zip": "plain.zip is not a table",
         "table:a.csv,scoring=loose": "scoring is unknown",
     }.items():
         refused = run("eval", wrong, "--methods", "nearest")

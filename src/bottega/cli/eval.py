@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -355,7 +356,7 @@ def _with_embedder(
     config: RunConfig, given: str | None, own: str | None, data: Benchmark
 ) -> RunConfig:
     """Return the configuration with the default embedder if none is given, and note the choice."""
-    command = f"bottega eval {config.benchmark} --embed"
+    command = f"bottega eval {shlex.quote(config.benchmark)} --embed"
     if given is not None and given == own:
         note(f"embedder {given}: that of the knowledge base; to change it: {command} NAME")
     if given is not None or config.retrieve == "hybrid":
@@ -371,7 +372,8 @@ def _default_model(config: RunConfig) -> str:
     """Return the name of the default model, and note the choice."""
     name = model_for(config.embed, config.benchmark)
     why = f"that of {config.benchmark}" if name == SIMULATED else f"for embedder {config.embed}"
-    note(f"model {name}: {why}; to change it: bottega eval {config.benchmark} --model NAME")
+    command = f"bottega eval {shlex.quote(config.benchmark)} --model NAME"
+    note(f"model {name}: {why}; to change it: {command}")
     return name
 
 

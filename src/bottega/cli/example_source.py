@@ -48,7 +48,11 @@ def open_source(source: str, split: str | None, on_error: OnError, **columns: st
     names. Raises `LoadError` and `SettingError`."""
     path = hub_snapshot(Path(source))
     source = source if path == Path(source) else str(path)
-    if (file := _table_file(path, split)) is not None:
+    file = _table_file(path, split)
+    single = path if path.name.endswith((".jsonl", ".jsonl.gz")) else file
+    if split is not None and single is not None and single.parent in (path, path.parent):
+        raise SettingError(f"{single} has no splits", hint="omit --split")
+    if file is not None:
         rows = load_table(file, **columns, on_error=on_error)
         return ExampleSource(rows, count_table(file))
     if source.startswith("hf:") or _has_parquet(path):

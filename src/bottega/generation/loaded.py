@@ -132,7 +132,7 @@ class LoadedModel(InProcessModel):
             return self._from_model(batch, None)
         try:
             return self._from_model(batch, reader)
-        except Exception as error:  # families break the cache in any way
+        except Exception as error:  # models raise errors of any type here
             reason = first_line(error)
         answers = self._from_model(batch, None)  # raises an error that is not the cache's
         reader.disable(reason)

@@ -181,7 +181,7 @@ def _rows(path: Path, columns: Mapping[str, str], on_error: OnError | None) -> l
     if is_delimited(path) or path.name in METADATA:
         return list(load_table(path, **columns, on_error=on_error))
     if path.suffix != PARQUET:
-        raise LoadError(f"{path_text(path)} is no table", hint=f"use {TABLES}")
+        raise LoadError(f"{path_text(path)} is not a table", hint=f"use {TABLES}")
     return list(load_hugging_face(path, **columns, on_error=on_error))
 
 

@@ -252,8 +252,8 @@ def _report_copies(data: Benchmark, signatures: Signatures, on_error: OnError) -
         on_error(
             NoticeError(
                 f"{len(copies)} of {len(data.items)} evaluated items look like labelled examples in"
-                f" another size or encoding, for example {pair}; such copies make the results too"
-                " good: remove them from one part"
+                f" another size or encoding, for example {pair}; such copies inflate the results:"
+                " remove them from one part"
             )
         )
 

@@ -27,7 +27,7 @@ BROKEN = (
 )
 MAX_ENTRIES = 500_000
 HEADER_BYTES = 1 << 16
-UNPACK = "unpack the archive and add the folder"
+UNPACK = "unpack the archive and name the folder"
 
 
 class ImageArchive:

@@ -85,7 +85,8 @@ COLUMN_HINT = (
     "name the column of images or their paths with image_column=NAME (bottega add: --image-column)"
 )
 LABEL_HINT = (
-    "name one with label_column=NAME (bottega add: --label-column, or --passages for texts alone)"
+    "name one with label_column=NAME (bottega add: --label-column), or add --passages for texts"
+    " alone"
 )
 LONGEST_LITERAL = 100_000  # base64 images in a printed list are found by a pattern
 SHORTEST_BASE64 = 100  # a shorter text is the path of a missing file
