@@ -240,7 +240,7 @@ def _new_cluster(installed: Path, user: str | None, folder: Path) -> Iterator[Pa
                 [
                     *(str(installed / "bin/initdb"), "-D", str(unfinished), "-U", "postgres"),
                     *("--auth=scram-sha-256", "--pwfile", str(password), "--no-sync"),
-                    *("--encoding=UTF8", "--locale=C"),
+                    *("--encoding=UTF8", "--locale=C", "-c", "scram_iterations=1"),
                 ],
                 check=True,
                 capture_output=True,
