@@ -100,6 +100,8 @@ class _Pool:
 
     def __init__(self, session: pytest.Session, workers: int) -> None:
         self._session, self._workers = session, dict[Connection, _Worker]()
+        factory: Any = session.config._tmp_path_factory  # type: ignore[attr-defined]
+        factory.getbasetemp()  # one folder of all workers, which their parent deletes
         self._schedule = Schedule(session.items, workers)
         for number in range(workers):
             self._start(number, deque())
