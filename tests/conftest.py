@@ -164,9 +164,8 @@ def redis(redis_server: RedisServer) -> RedisServer:
 @pytest.fixture
 def database(postgres: PostgresServer) -> Iterator[str]:
     """Return the URL of an empty schema in a database with the extension vector."""
-    url = postgres.create_schema()
-    yield url
-    postgres.drop_schema(url)
+    yield postgres.create_schema()
+    postgres.leave_schema()
 
 
 @pytest.fixture
