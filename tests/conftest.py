@@ -88,9 +88,9 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.set_threshold(100_000)
     # pytest adds its handlers nine times per test to each logger that does not propagate. With the
-    # 51 loggers of torch this takes 4 ms.
-    for name, logger in logging.root.manager.loggerDict.items():
-        if name.startswith("torch") and isinstance(logger, logging.Logger):
+    # 51 loggers of torch and 7 of other libraries this takes 5 ms.
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
             logger.propagate = True
 
 
