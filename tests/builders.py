@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from statistics import mean
 
 from PIL import Image as Pillow
@@ -28,6 +30,11 @@ QUESTION = "What is in the image above?"
 
 def solid_image(shade: int, size: tuple[int, int] = (8, 8)) -> Image:
     """Return an image of one colour; different shades give different images."""
+    return replace(_encoded(shade, size))  # a copy, because an image keeps its decoded pixels
+
+
+@cache
+def _encoded(shade: int, size: tuple[int, int]) -> Image:
     return Image.from_pillow(Pillow.new("RGB", size, (shade % 256, shade // 256, 90)))
 
 

@@ -100,6 +100,8 @@ class _Pool:
 
     def __init__(self, session: pytest.Session, workers: int) -> None:
         self._session, self._workers = session, dict[Connection, _Worker]()
+        factory: Any = session.config._tmp_path_factory  # type: ignore[attr-defined]
+        factory.getbasetemp()  # one folder of all workers, which their parent deletes
         self._schedule = Schedule(session.items, workers)
         for number in range(workers):
             self._start(number, deque())
@@ -146,12 +148,11 @@ class _Pool:
         except (EOFError, ConnectionResetError):
             self._end(worker)
             return
-        if message is None:
-            worker.sent.popleft()
-            self._send_next(worker)
-        else:
-            config = self._session.config
-            report = hook.pytest_report_from_serializable(config=config, data=message)
+        worker.sent.popleft()
+        self._send_next(worker)
+        config = self._session.config
+        for data in message:
+            report = hook.pytest_report_from_serializable(config=config, data=data)
             hook.pytest_runtest_logreport(report=report)
 
     def _end(self, worker: _Worker) -> None:
@@ -191,9 +192,9 @@ def _work(session: pytest.Session, number: int, connection: Connection) -> NoRet
     status = 1
     try:
         _separate(session.config, number)
-        session.config.pluginmanager.register(_Sender(session.config, connection))
+        session.config.pluginmanager.register(reports := _Reports(session.config))
         try:
-            _run_tests(session, connection)
+            _run_tests(session, connection, reports)
         finally:
             session._setupstate.teardown_exact(None)
         status = 0
@@ -204,13 +205,13 @@ def _work(session: pytest.Session, number: int, connection: Connection) -> NoRet
     os._exit(status)  # without finalizers of the process that collected the tests
 
 
-def _run_tests(session: pytest.Session, connection: Connection) -> None:
+def _run_tests(session: pytest.Session, connection: Connection, reports: _Reports) -> None:
     index = connection.recv()
     while index is not None:
         following = connection.recv()
         nextitem = None if following is None else session.items[following]
         session.config.hook.pytest_runtest_protocol(item=session.items[index], nextitem=nextitem)
-        connection.send(None)
+        connection.send(reports.taken())
         index = following
 
 
@@ -230,13 +231,17 @@ def _separate(config: pytest.Config, number: int) -> None:
     factory._basetemp = factory.mktemp(f"worker{number}")
 
 
-class _Sender:
-    """Plugin that sends the reports of a worker."""
+class _Reports:
+    """Plugin that collects the reports of a test, which are sent together."""
 
-    def __init__(self, config: pytest.Config, connection: Connection) -> None:
-        self._config, self._connection = config, connection
+    def __init__(self, config: pytest.Config) -> None:
+        self._config, self._collected = config, list[object]()
+
+    def taken(self) -> list[object]:
+        taken, self._collected = self._collected, []
+        return taken
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        config = self._config
-        data = config.hook.pytest_report_to_serializable(config=config, report=report)
-        self._connection.send(data)
+        hook = self._config.hook
+        data = hook.pytest_report_to_serializable(config=self._config, report=report)
+        self._collected.append(data)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import sys
+import traceback
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from bottega._util.native import WITH_TORCH, check_address_space
 from bottega._util.photographs import is_photograph
@@ -61,6 +64,7 @@ DISPATCHED = {f"{BUNDLED}:{BY_KIND}": (PHOTOS, "apprentice")}
 DISPATCHED[f"{BUNDLED}:{BY_KIND}-master"] = (PHOTOS_MASTER, "master")
 BUNDLED_MODELS = (BUNDLED, *(f"{BUNDLED}:{name}" for name in MODELS), *DISPATCHED)
 SIMULATED = "simulated:codes"
+FORM = "write it as package.module:attribute, such as shop:pipeline for shop.py in this folder"
 PREFIX_CACHE = "BOTTEGA_PREFIX_CACHE_MB"  # environment variable, see `TransformersGenerator`
 HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -264,3 +268,31 @@ def check_torch() -> None:
     """Raise `MissingDependencyError` without torch. torch is not imported, which takes seconds."""
     require_extra("torch", "local")
     check_address_space(WITH_TORCH)
+
+
+def imported(target: str) -> Any:
+    """Return the object at an import path, `package.module:attribute`. Raises `SettingError`, also
+    for an exception of the module itself."""
+    module, colon, attribute = target.partition(":")
+    if not (module and colon and attribute):
+        raise SettingError(f"the import path is incomplete, got {target!r}", hint=FORM)
+    if (here := str(Path.cwd())) not in sys.path:  # as `python -m` does
+        sys.path.insert(0, here)
+    try:
+        found: object = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module imports another one that is missing
+        raise SettingError(f"module {error.name!r} does not exist", hint=FORM) from error
+    except Exception as error:  # of the user's own code
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise SettingError(
+            f"importing {module} failed: {type(error).__name__}: {error}"
+            f" ({Path(where.filename).name}, line {where.lineno})",
+            hint="repair the module; run with --debug to see the whole traceback",
+        ) from error
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise SettingError(f"module {module!r} has no attribute {attribute!r}", hint=FORM)
+        found = getattr(found, name)
+    return found

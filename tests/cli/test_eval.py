@@ -320,6 +320,66 @@ def test_the_page_of_an_answer_of_a_run_has_its_images(run: Run, pets: Path) -> 
     assert page.count("data:image/") == 0 and "set --kb to the knowledge base" in page
 
 
+CUSTOM = """
+from dataclasses import replace
+from bottega.retrieval import UniformSampler
+
+def shuffled(pipeline, examples):
+    return replace(pipeline, retrieve=UniformSampler(examples, seed=7))
+
+def nothing(pipeline, examples):
+    return None
+"""
+
+
+OWN_TASK = ("--model", "openai:m", "--shots", 2, "--embed", "pixels")
+
+
+def test_a_pipeline_of_the_user_is_compared(
+    run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.answers = [ok("Answer Choice: leaf")]
+    monkeypatch.syspath_prepend(".")
+    Path("own_methods.py").write_text(CUSTOM)
+    task = ("eval", f"image-folder:{pets}", *OWN_TASK, "--methods", "top-k", "--out", "kept")
+    done = run(*task, "--pipeline", "own_methods:shuffled")
+    assert done.code == 0, done.err
+    scores = []
+    for name in ("custom", "top-k"):
+        found = run("log", "--traces", "kept", "--tier", name, "--json").json
+        assert isinstance(found, dict)
+        shown = [one for trace in found["traces"] for one in trace["demonstrations"]]
+        assert len(shown) == 2 * len(found["traces"]) > 0
+        scores.append({one["score"] for one in shown})
+    assert scores[0] == {0.0} != scores[1]  # of the sampler, and of the search
+    again = run(*task, "--pipeline", "own_methods:nothing")
+    assert "kept holds a run with --pipeline own_methods:shuffled" in again.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--methods", "custom"), "custom needs a function"),
+        (("--pipeline", "own_methods:nothing"), "must return a Pipeline, got NoneType"),
+        (("--pipeline", "own_methods:missing"), "has no attribute 'missing'"),
+        (("--pipeline", "absent_module:f"), "module 'absent_module' does not exist"),
+        (("--pipeline", "own_methods"), "the import path is incomplete"),
+    ],
+)
+def test_faults_of_the_users_pipeline_are_named(
+    run: Run,
+    pets: Path,
+    served: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.syspath_prepend(".")
+    Path("own_methods.py").write_text(CUSTOM)
+    done = run("eval", f"image-folder:{pets}", *OWN_TASK, *options)
+    assert done.code != 0 and message in done.err and "hint" in done.err and not served.bodies
+
+
 def test_eval_of_facts_reads_passages_by_default(run: Run, served: Server) -> None:
     served.answers = [ok("who knows")]
     done = run(

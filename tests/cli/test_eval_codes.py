@@ -25,10 +25,10 @@ KINDS: tuple[Kind, ...] = (
 
 def test_the_command_gives_the_results_of_the_benchmark(run: Run) -> None:
     _, *command = shlex.split(CODES_COMMAND.replace("\\\n", " "))
-    assert run(*command, "--limit", 20, "--json", "f").code == 0
+    assert run(*command, "--limit", 8, "--json", "f").code == 0
     results = orjson.loads(Path("f").read_bytes())["results"]
     found = {row["method"]: (row["value"], row["calls"]) for row in results}
-    setting = replace(SETTINGS["codes"], items=20)
+    setting = replace(SETTINGS["codes"], items=8)
     task = TaskSetup(setting, 0, model_of(setting, None))
     expected = {}
     for kind in KINDS:

@@ -1,6 +1,8 @@
 import random
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,11 @@ def config_of(**changes: object) -> TrainingConfig:
 
 
 def ready(**changes: object) -> RaccModel:
+    return deepcopy(_calibrated(**changes))
+
+
+@cache
+def _calibrated(**changes: object) -> RaccModel:
     racc = tiny_models.racc(**changes)
     make_objective().calibrate(racc, training_examples(999, 40))
     return racc

@@ -58,8 +58,8 @@ def test_pipeline_is_loaded_by_name(shop: None) -> None:
 @pytest.mark.parametrize(
     ("target", "error_text"),
     [
-        ("shop", "name is incomplete"),
-        ("shop:", "name is incomplete"),
+        ("shop", "path is incomplete"),
+        ("shop:", "path is incomplete"),
         ("shopp:pipeline", "module 'shopp' does not exist"),
         ("shop:pipelin", "has no attribute 'pipelin'"),
         ("shop:number", "must be a Pipeline, got int"),

@@ -164,6 +164,6 @@ def test_two_handles_in_postgres(postgres: PostgresServer) -> None:
             return postgres.create_schema()
 
         def remove(self) -> None:
-            postgres.drop_schema(self.location)
+            postgres.leave_schema()
 
     run_state_machine_as_test(PostgresHandles, settings=STEPS)

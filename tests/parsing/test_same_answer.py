@@ -184,12 +184,12 @@ def test_field_agreement_is_the_share_of_equal_fields() -> None:
 @pytest.mark.parametrize(
     "long",
     [
-        "1" * 100_000, "a " * 50_000, "\\frac{" * 16_000, "A) x\n" * 20_000, "1," * 50_000,
-        '{"a":' * 20_000 + "1" + "}" * 20_000, "[" * 50_000 + "]" * 50_000, "." * 100_000,
-        "no, " * 25_000, "(" * 100_000, "at most " * 12_000, "x" + " " * 100_000 + "y",
-        "sorry " * 16_000, "May 5, " * 14_000, "twenty " * 270, "不" * 1_900,
-        json.dumps({f"k{n}": f"the value {n} of it" for n in range(3_000)}),
-        json.dumps([f"item {n}" for n in range(6_000)]),
+        "1" * 50_000, "a " * 25_000, "\\frac{" * 8_000, "A) x\n" * 10_000, "1," * 25_000,
+        '{"a":' * 10_000 + "1" + "}" * 10_000, "[" * 25_000 + "]" * 25_000, "." * 50_000,
+        "no, " * 12_500, "(" * 50_000, "at most " * 6_000, "x" + " " * 50_000 + "y",
+        "sorry " * 8_000, "May 5, " * 7_000, "twenty " * 270, "不" * 1_900,
+        json.dumps({f"k{n}": f"the value {n} of it" for n in range(1_500)}),
+        json.dumps([f"item {n}" for n in range(3_000)]),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("query", [OPEN, CHOICES])
@@ -197,4 +197,4 @@ def test_long_replies_take_little_time(long: str, query: Query) -> None:
     started = time.thread_time()
     for other in (f"{long[:-1]}z", long.replace("1", "2"), "dog"):
         compare_replies(long, other, query)
-    assert time.thread_time() - started < 3 + 3e-4 * len(long)
+    assert time.thread_time() - started < 1 + 1.5e-4 * len(long)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 
 from bottega.errors import DISTRIBUTION, StoreError
@@ -38,10 +39,7 @@ class StoreKind:
     def digest(self, version: int) -> str:
         """Return the hash of the schema of a version. Comments, line breaks and indentation do not
         count."""
-        # The line break ends a comment.
-        text = "\n;".join((*self.migrations[:version], *self.templates[:version]))
-        normalized = INSIGNIFICANT_SPACE.sub(r"\1", " ".join(COMMENT.sub("", text).split()))
-        return sha256(normalized.encode()).hexdigest()[:DIGEST_LENGTH]
+        return _digest((*self.migrations[:version], *self.templates[:version]))
 
     def check(self, location: str, version: int, digest: str | None) -> None:
         """Raise `StoreError` for a newer version, for another schema than that of the version, and
@@ -66,3 +64,10 @@ class StoreKind:
             f"{location} {problem}; this version of bottega reads {wanted}",
             hint=f"{self.way_out}; it was not changed",
         )
+
+
+@cache
+def _digest(statements: tuple[str, ...]) -> str:
+    text = "\n;".join(statements)  # the line break ends a comment
+    normalized = INSIGNIFICANT_SPACE.sub(r"\1", " ".join(COMMENT.sub("", text).split()))
+    return sha256(normalized.encode()).hexdigest()[:DIGEST_LENGTH]

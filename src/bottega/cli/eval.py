@@ -51,6 +51,7 @@ from bottega.cli.eval_options import (
     OrderOption,
     OutOption,
     PassagesOption,
+    PipelineOption,
     PresetOption,
     QuestionOption,
     RationalesFromOption,
@@ -126,6 +127,7 @@ from bottega.evaluation.planning import (
     max_calls,
     method_keys,
     passages_only,
+    with_custom,
 )
 from bottega.evaluation.prompts import (
     NONE,
@@ -199,6 +201,7 @@ def evaluate(
     stop: Stop = None,
     concurrency: ConcurrencyOption = 32,
     round_size: RoundSizeOption = None,
+    pipeline: PipelineOption = None,
     allow_overlap: AllowOverlapOption = False,
     passages: PassagesOption = None,
     relevance: RelevanceOption = None,
@@ -278,6 +281,7 @@ def evaluate(
         store=store,
         max_tokens=max_tokens,
         stop=parse_stop(stop),
+        pipeline=pipeline,
         round_size=round_size,
         concurrency=concurrency,
     )
@@ -309,7 +313,7 @@ def evaluate(
     brief = data.labels and prompt != REASONED
     config = replace(
         config,
-        methods=config.methods or default_methods(data, retrieve),
+        methods=with_custom(config.methods or default_methods(data, retrieve), pipeline),
         max_tokens=max_tokens or (LABEL_TOKENS if brief else ANSWER_TOKENS),
         reasoning_tokens=max_tokens or REASONING_TOKENS,
     )

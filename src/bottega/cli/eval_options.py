@@ -115,6 +115,14 @@ OrderOption = Annotated[
         "--answers-from is given; else nearest-last",
     ),
 ]
+PipelineOption = Annotated[
+    str | None,
+    Option(
+        metavar="MODULE:FUNCTION",
+        help="Your own retriever or pipeline, as method custom: FUNCTION gets the pipeline of "
+        "visual-rag and the knowledge base, and returns a pipeline.",
+    ),
+]
 RerankOption = Annotated[
     Literal["none", "cover", "mmr"],
     Option(
@@ -305,7 +313,7 @@ PANELS = {
         *("allow_overlap", "synonyms", "unparsable", "seed"),
     ),
     "Methods": (
-        *("methods", "shots", "samples", "round_size"),
+        *("methods", "pipeline", "shots", "samples", "round_size"),
         *("compressor", "hyper", "store"),
     ),
     "Tree search (rcts) and its controls": (

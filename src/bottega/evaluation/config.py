@@ -23,7 +23,8 @@ class RunConfig:
     `samples` None: as many as a search among the methods may request, else 5. `rationales` None:
     as `prompts.prompt_for` decides. `relevance` None: the benchmark's. `reasoning_tokens` replaces
     `max_tokens` for methods that ask for reasons by default (`prompts.asks_for_reasons`). `hyper`
-    names the model that compresses if `model` does not. `concurrency` limits concurrent queries;
+    names the model that compresses if `model` does not. `pipeline` is the import path of the
+    function of `custom`. `concurrency` limits concurrent queries;
     `round_size` splits the items, in their order, into rounds, between which a method may learn.
     """
 
@@ -57,6 +58,7 @@ class RunConfig:
     max_tokens: int | None = None
     reasoning_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    pipeline: str | None = None
     round_size: int | None = None
     concurrency: int = 32
 
@@ -96,6 +98,7 @@ class RunConfig:
             **({"groups": self.groups} if self.groups else {}),
             **({"answers_from": str(self.answers_from)} if self.answers_from else {}),
             **({"synonyms": self.synonyms.read_text("utf-8")} if self.synonyms else {}),
+            **({"pipeline": self.pipeline} if self.pipeline else {}),
             "round_size": self.round_size,
         }
 

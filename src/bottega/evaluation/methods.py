@@ -11,6 +11,7 @@ from bottega.evaluation.controls import Swap, swap_image, swap_question
 from bottega.evaluation.searchers import (
     PipelineBuilder,
     compressed,
+    custom,
     equal_scores,
     flat_search,
     gold_scores,
@@ -82,7 +83,7 @@ class MethodSpec:
 
 # Each comparison of methods begins with the differences to this one.
 REFERENCE = "knn"
-LOGREG = "logreg"
+LOGREG, CUSTOM = "logreg", "custom"
 BASELINES = (
     *(REFERENCE, LOGREG, "vote", "vote-strict", "nearest"),
     *("top-k", "random", "zero-shot"),
@@ -158,6 +159,12 @@ _SPECS = (
     MethodSpec("racc-swapped", "passages", build=compressed(other_passages), compresses=True),
     MethodSpec("swap-image", swap=swap_image),
     MethodSpec("swap-question", swap=swap_question),
+    MethodSpec(
+        CUSTOM,
+        build=custom,
+        baselines=BASELINES,
+        note="custom is what the function of --pipeline makes of visual-rag.",
+    ),
 )
 METHODS = {spec.name: spec for spec in _SPECS}
 

@@ -17,6 +17,7 @@ from bottega.evaluation.logistic import KnowledgeBaseLogistic
 from bottega.evaluation.methods import (
     CHOICE_METHODS,
     COMPRESSION_METHODS,
+    CUSTOM,
     LABEL_METHODS,
     LOGREG,
     METHODS,
@@ -78,6 +79,7 @@ def plan(
         config,
         samples=sample_count(config, settings.generator),
         hyper=hyper,
+        knowledge=knowledge,
     )
     planned: list[Method] = []
     for name in dict.fromkeys(config.methods):
@@ -134,6 +136,13 @@ def default_methods(data: Benchmark, retrieve: str = "image") -> tuple[str, ...]
     if _has_open_answers(data) or retrieve not in BY_VECTORS:
         return tuple(name for name in LABEL_METHODS if name != LOGREG)
     return LABEL_METHODS
+
+
+def with_custom(names: Sequence[str], pipeline: str | None) -> Sequence[str]:
+    """Add `custom` to the methods if its function is given. Raises `SettingError` without one."""
+    if CUSTOM in names and pipeline is None:
+        raise SettingError(f"{CUSTOM} needs a function", hint="set --pipeline MODULE:FUNCTION")
+    return names if pipeline is None or CUSTOM in names else (*names, CUSTOM)
 
 
 def passages_only(data: Benchmark, names: Sequence[str]) -> Benchmark:

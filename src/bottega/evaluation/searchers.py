@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.retrieval import RescoredRetriever, SwappedRetriever, gold_passages
 from bottega.generation import OpenAIGenerator, TransformersGenerator
+from bottega.knowledge import KnowledgeBase
+from bottega.naming import imported
 from bottega.parsing import equal_answers
 from bottega.pipeline import Pipeline
 from bottega.prompting import ContinuationPrompter
@@ -50,9 +53,24 @@ class MethodContext:
     shots: int = 0
     samples: int = SAMPLES
     hyper: TransformersGenerator | None = None
+    knowledge: KnowledgeBase | None = None
 
 
 PipelineBuilder = Callable[[Pipeline, MethodContext], Pipeline]
+
+
+def custom(pipeline: Pipeline, context: MethodContext) -> Pipeline:
+    """Return what the user's function makes of the pipeline and the examples. Raises
+    `SettingError`."""
+    target = context.config.pipeline or ""
+    found = imported(target)(pipeline, context.knowledge)
+    if not isinstance(found, Pipeline):
+        raise SettingError(
+            f"{target} must return a Pipeline, got {type(found).__name__}",
+            hint="write def NAME(pipeline, examples): return"
+            " dataclasses.replace(pipeline, retrieve=...)",
+        )
+    return found
 
 
 def tree_search(pipeline: Pipeline, context: MethodContext) -> Pipeline:

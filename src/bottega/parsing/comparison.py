@@ -296,7 +296,7 @@ def final_answer(reply: str, query: Query) -> str:
         said = dollars[0] if len(dollars) == 1 else said
     if query.choices and said not in query.choices:  # an exact option needs no parsing
         read = ChoiceParser(whole_words=True)
-        for text in (said, reply):
+        for text in dict.fromkeys((said, reply)):
             answer = read(query, Completion(text))
             if answer.valid:
                 return answer.text

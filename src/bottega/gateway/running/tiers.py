@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from bottega.errors import LoadError, SettingError, StoreError
@@ -20,7 +16,7 @@ from bottega.gateway.ports import ServedTier, Tenant, TierCapabilities, Upstream
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.gateway.upstreams import HttpUpstream, LocalUpstream, TimedUpstream
 from bottega.generation import OpenAIGenerator
-from bottega.naming import check_embedder, check_text_embedder, check_torch, open_model
+from bottega.naming import check_embedder, check_text_embedder, check_torch, imported, open_model
 from bottega.openai_api.client import Breaker
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.request import Body
@@ -256,34 +252,10 @@ def price_overrides(config: Config, served: Sequence[ServedTier]) -> dict[str, T
     return {name: TokenPrice(*price) for name, price in given.items() if price}
 
 
-FORM = "write it as package.module:attribute, such as shop:pipeline for shop.py in this folder"
-
-
 def load_pipeline(target: str) -> Pipeline:
     """Import a `Pipeline`, or a function without arguments that returns one. Raises `SettingError`,
     also for an exception of the module itself."""
-    module, colon, attribute = target.partition(":")
-    if not (module and colon and attribute):
-        raise SettingError(f"the pipeline's name is incomplete, got {target!r}", hint=FORM)
-    if (here := str(Path.cwd())) not in sys.path:  # as `python -m` does
-        sys.path.insert(0, here)
-    try:
-        found: object = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module imports another one that is missing
-        raise SettingError(f"module {error.name!r} does not exist", hint=FORM) from error
-    except Exception as error:  # of the user's own code
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise SettingError(
-            f"importing {module} failed: {type(error).__name__}: {error}"
-            f" ({Path(where.filename).name}, line {where.lineno})",
-            hint="repair the module; run with --debug to see the whole traceback",
-        ) from error
-    for name in attribute.split("."):
-        if not hasattr(found, name):
-            raise SettingError(f"module {module!r} has no attribute {attribute!r}", hint=FORM)
-        found = getattr(found, name)
+    found = imported(target)
     pipeline = found if isinstance(found, Pipeline) or not callable(found) else found()
     if not isinstance(pipeline, Pipeline):
         raise SettingError(
