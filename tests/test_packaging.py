@@ -75,9 +75,9 @@ def test_errors_for_missing_packages_name_extras_that_exist() -> None:
     extras = set(project["optional-dependencies"])
     assert named <= extras
     assert {"local", "serve", "shared", "milvus", "batch", "eval", "otel"} <= named
-    # maxsim.py works without torch; tiers.py imports a module of the user.
+    # maxsim.py works without torch; naming.py imports modules of the user.
     found = {one.partition(":")[0] for one in handlers if "ModuleNotFoundError" in one}
-    assert found == {"errors.py", "maxsim.py", "tiers.py"}
+    assert found == {"errors.py", "maxsim.py", "naming.py"}
 
 
 def test_a_failed_import_of_a_package_names_its_extra() -> None:

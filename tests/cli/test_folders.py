@@ -138,7 +138,9 @@ def test_splits_are_not_classes(run: Run, tmp_path: Path, layout: str) -> None:
 @pytest.mark.parametrize(
     ("names", "is_refused"),
     [
-        (["train", "car"], False),  # vehicles
+        (["train", "extra"], True),  # with the same classes
+        (["训练集", "测试集"], True),
+        (["training-set", "holdout", "unlabeled"], True),
         (["trainer", "tester"], False),
         (["train", "val", "labels"], True),
         (["VALIDATION", "Training set"], True),
@@ -152,6 +154,26 @@ def test_names_decide_if_a_folder_is_a_split(
         classes(tmp_path / "set" / name)
     added = run("add", "k.db", "set", "--embed", "pixels")
     assert (added.code, "contains the splits" in added.err) == (int(is_refused), is_refused)
+
+
+@pytest.mark.parametrize("names", [("train", "car"), ("test", "training", "work")])
+def test_classes_may_be_named_like_splits(run: Run, tmp_path: Path, names: tuple[str, ...]) -> None:
+    for number, name in enumerate(names):
+        folder = tmp_path / "set" / name / (f"view {name}" if len(names) == 2 else "")
+        folder.mkdir(parents=True)
+        save(folder / f"{number}.png")
+    added = run("add", "k.db", "set", "--embed", "pixels")
+    assert added.code == 0, added.err
+    assert f"{len(names)} added" in added.out + added.err
+
+
+def test_a_folder_around_splits_is_named(run: Run, tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        classes(tmp_path / "set" / "data" / name)
+    refused = run("add", "k.db", "set")
+    assert refused.code == 1 and "set/data contains the splits train and test" in refused.err
+    added = run("add", "k.db", "set", "--split", "train", "--embed", "pixels")
+    assert added.code == 0, added.err
 
 
 def test_a_split_that_several_folders_may_be_is_not_guessed(run: Run, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_command_names_the_formats_and_the_way_out(
         connection.executescript("DROP TABLE bottega_schema; PRAGMA user_version = 8")
     before = path.read_bytes()
     done = run(*command.split())
-    problem, hint = done.err.splitlines()
+    *_, problem, hint = done.err.splitlines()  # after notes on the defaults
     assert (done.code, done.out) == (1, "")
     assert problem.startswith("error: ")
     assert problem.endswith(

@@ -150,6 +150,44 @@ def test_a_vlmevalkit_table_is_read(run: Run, tmp_path: Path) -> None:
     assert found == {("Which?", "dog"), ("Hint: It is.\nIs it?", "yes")}
 
 
+# Options A to D and the answer of a row: its reading, None for an invalid row.
+LETTERED = {
+    "an option of its own": ("x", "y", "z", "", "C", "z"),
+    "an empty one before": ("x", "", "y", "z", "C", "y"),
+    "the last": ("x", "", "y", "z", "D", "z"),
+    "the empty one": ("x", "", "y", "z", "B", None),
+    "a letter as text": ("C", "B", "A", "D", "A", "C"),
+    "the text": ("x", "y", "z", "", "y", "y"),
+    "a number as text": ("1", "2", "3", "4", "2", "2"),
+    "an unknown letter": ("x", "y", "", "", "C", None),
+}
+
+
+@pytest.mark.parametrize("case", LETTERED)
+def test_a_letter_names_its_column(run: Run, images: Path, case: str) -> None:
+    *cells, expected = LETTERED[case]
+    row = ",".join(["cat/1.png", "Which?", *map(str, cells)])
+    Path("mcq.csv").write_text(f"image,question,A,B,C,D,answer\n{row}\n")
+    if expected is None:
+        refused = run("add", "k.db", "mcq.csv", "--embed", "pixels")
+        assert refused.code == 1 and "answer must be a choice" in refused.err
+    else:
+        assert added_labels(run, "mcq.csv") == {expected: 1}
+
+
+def test_quotation_marks_that_hide_rows_are_reported(run: Run, images: Path) -> None:
+    rows = 'image,label\ncat/1.png,"cat\ncat/2.png,"cat"\ndog/1.png,dog\n'
+    Path("my.csv").write_text(rows)
+    done = run("add", "k.db", "my.csv", "--embed", "pixels")
+    assert "1 added, 1 skipped" in done.out
+    assert "in the row that begins in line 2" in done.err
+    Path("open.csv").write_text('image,label\ncat/1.png,cat\ndog/1.png,"dog\ncat/2.png,cat\n')
+    done = run("add", "o.db", "open.csv", "--embed", "pixels")
+    assert "1 added, 1 skipped" in done.out
+    assert "in the row that begins in line 3" in done.err
+    assert "double the quotation marks" in done.err
+
+
 def test_packed_lines_are_read(run: Run, images: Path) -> None:
     lines = "".join(json.dumps({"image": name, "label": name[:3]}) + "\n" for name in FILES)
     packed = gzip.compress(lines.encode())

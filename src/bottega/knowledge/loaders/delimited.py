@@ -27,13 +27,14 @@ from bottega.types import IMAGE_QUESTION, Example
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 METADATA = ("metadata.csv", "metadata.jsonl")
 DELIMITERS = "\t,;|"
+SAVE = "save it as CSV in UTF-8, and give images as paths"
+QUOTES = f"double the quotation marks inside of quoted texts; {SAVE}"
 LAYOUT = "write a line of column names, such as image,label, and then one line for each image"
 # Base64 of the largest image. The module `csv` has only a process-wide limit.
 MAX_CELL = MAX_BYTES * 4 // 3 + 4
 # VLMEvalKit: a cell this short is the index of another row, whose image it shares.
 MAX_REFERENCE = 20
 
-SAVE = "save it as CSV in UTF-8, and give images as paths"
 MANYICL_LAYOUT = "use FOLDER/demo.csv, FOLDER/test.csv and FOLDER/images/"
 
 # Name for errors and the row, or the error of a row that is not readable.
@@ -109,13 +110,14 @@ def csv_rows(path: Path, hint: str, delimiters: str = DELIMITERS) -> Iterator[Li
         with opened(path, "rt", encoding="utf-8-sig", newline="") as lines:
             first = lines.readline()
             lines.seek(0)
-            reader = csv.reader(lines, delimiter=max(delimiters, key=first.count))
+            reader = csv.reader(lines, delimiter=max(delimiters, key=first.count), strict=True)
             row: list[str] | LoadError | None = []
             while row is not None:
+                start = reader.line_num + 1
                 try:
                     row = next(reader, None)
                 except csv.Error as error:
-                    row = LoadError(str(error), hint=hint)
+                    row = LoadError(f"{error}, in the row that begins in line {start}", hint=QUOTES)
                 if row:
                     yield f"{path_text(path)}, line {reader.line_num}", row
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:

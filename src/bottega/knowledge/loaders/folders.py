@@ -26,6 +26,7 @@ from bottega.knowledge.loaders.scan import (
     FolderScan,
     class_folder,
     scan_images,
+    split_names,
     splits_below,
     subfolders,
 )
@@ -313,6 +314,7 @@ def _no_classes(scan: FolderScan, *, is_class: bool) -> LoadError:
         return scan.errors[0]
     if scan.folders:
         return LoadError(f"the class folders of {path_text(root)} hold no images", hint=LAYOUT)
+    is_class = is_class and not split_names([root.name])  # its parent contains no classes either
     parent = f"use its parent {path_text(root.parent)}, whose folders are the classes"
     return LoadError(f"{path_text(root)} has no class folders", hint=parent if is_class else LAYOUT)
 

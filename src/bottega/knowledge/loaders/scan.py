@@ -33,7 +33,8 @@ SYSTEM_NAMES = frozenset(
 SPLITS = ("train", "val", "test")
 # Groups in the order of `SPLITS`: Train, valid, test_set, val2017.
 SPLIT_NAME = re.compile(
-    r"[\W\d_]*(?:(train|training)|(val|valid|validation|dev)|(test|testing|eval|evaluation))"
+    r"[\W\d_]*(?:(train|training|训练)|(val|valid|validation|dev|验证)"
+    r"|(test|testing|eval|evaluation|hold\W?out|测试))集?"
     r"[\W\d_]*(?:set|split|data|images)?[\W\d_]*",
     re.IGNORECASE,
 )
@@ -163,16 +164,28 @@ def named_folders(root: PurePath, paths: Iterable[PurePath]) -> list[str]:
 
 def splits_below(root: AnyPath, folders_of: Callable[[AnyPath], list[str]]) -> dict[str, list[str]]:
     """Return the folders directly below the root that are splits, such as train and val; none if
-    they are classes. A single split has no other folders beside it, and class folders in it."""
+    they are classes. A single kind is one if it is alone and contains folders, or if two of the
+    folders contain one of the same name."""
     names = folders_of(root)
     found = split_names(names)
-    single = len(found) == 1 and len(*found.values()) == len(names)
-    has_classes = single and any(folders_of(root / name) for name in names)
-    return found if len(found) > 1 or has_classes else {}
+    if not found:
+        return {}
+    below = Counter(chain.from_iterable(folders_of(root / name) for name in names))
+    is_all = sum(map(len, found.values())) == len(names)
+    repeats = max(below.values(), default=0) > 1
+    return found if len(found) > 1 or repeats or (is_all and below) else {}
+
+
+def _unwrapped(root: AnyPath, folders_of: Callable[[AnyPath], list[str]]) -> AnyPath:
+    """Return the only folder in the root if its folders are splits, else the root."""
+    names = folders_of(root)
+    is_wrapper = len(names) == 1 and bool(splits_below(root / names[0], folders_of))
+    return root / names[0] if is_wrapper and not split_names(names) else root
 
 
 def class_folder(root: Path, split: str | None, folders_of: Callable[[Path], list[str]]) -> Path:
     """Return the folder of the classes of a split, without a split the root. Raises `LoadError`."""
+    root = _unwrapped(root, folders_of)
     if split is None:
         if splits := splits_below(root, folders_of):
             raise splits_error(root, splits)

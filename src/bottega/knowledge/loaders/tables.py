@@ -145,14 +145,16 @@ class Columns:
         hint = None if text is None or names.hint is None else row.get(names.hint)
         has_hint = hint == hint and str(hint or "").strip()  # NaN differs from itself
         text = f"Hint: {hint}\n{text}" if has_hint else text
-        choices = self._choices(row)
+        options = self._options(row)
+        choices = tuple(one for one in options if one)
         query = Query(self.question if text is None else str(text), images, choices)
         value = row.get(names.answer or names.label or "")
         if names.answer is None and isinstance(value, list):
             labels = tuple(self._label(part) for part in value)
             return Example(query, join_labels(labels), labels=labels, source=source)
         is_answer = names.answer is not None or (choices and not self.classes)
-        answer = _answer(value, choices) if is_answer else self._label(value)
+        by_letter = bool(names.options) and names.choices is None
+        answer = _answer(value, options, by_letter) if is_answer else self._label(value)
         return Example(query, answer, source=source)
 
     def _images(self, value: object, source: str) -> tuple[Image, ...]:
@@ -180,7 +182,8 @@ class Columns:
             hint="give paths relative to the folder of the table, or base64",
         )
 
-    def _choices(self, row: Row) -> tuple[str, ...]:
+    def _options(self, row: Row) -> tuple[str, ...]:
+        """Return the choices; an empty one keeps its place, which a letter or index may name."""
         names = self.names
         value: object = [row.get(name) for name in names.options]
         if names.choices is not None:
@@ -188,7 +191,7 @@ class Columns:
             value = _list_of_texts(cell) if isinstance(cell, str) else cell
         if not isinstance(value, list):
             return ()
-        return tuple(str(one) for one in value if one is not None and one == one and str(one))
+        return tuple("" if one is None or one != one else str(one) for one in value)
 
     def _label(self, value: object) -> str:
         if value == -1:  # marks hidden test labels
@@ -249,9 +252,9 @@ def _check(names: Names, features: Features) -> None:
         )
 
 
-def _answer(value: object, choices: Sequence[str] = ()) -> str:
-    if choices:
-        return _chosen(value, choices)
+def _answer(value: object, options: Sequence[str] = (), by_letter: bool = False) -> str:
+    if any(options):
+        return _chosen(value, options, by_letter)
     match value:
         case {"text": [first, *_]}:  # SQuAD: variants of one answer
             return _text(first, "answer")
@@ -263,18 +266,21 @@ def _answer(value: object, choices: Sequence[str] = ()) -> str:
     return _text(value, "answer")
 
 
-def _chosen(value: object, choices: Sequence[str]) -> str:
-    """Return the choice that a text, a letter or an index (from 0) means."""
+def _chosen(value: object, options: Sequence[str], by_letter: bool) -> str:
+    """Return the option that a text, a letter or an index (from 0) means. The letter of a column
+    comes before a text that equals it."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     text = _text(value, "answer").strip()
-    if not isinstance(value, int) and text in choices:
-        return text
     number = int(text) if text.isdecimal() else ascii_lowercase.find(text.lower())
-    if (text.isdecimal() or len(text) == 1) and 0 <= number < len(choices):
-        return choices[number]
+    is_named = (text.isdecimal() or len(text) == 1) and 0 <= number < len(options)
+    is_first = isinstance(value, int) or (by_letter and not text.isdecimal())
+    if text in options and not (is_named and is_first):
+        return text
+    if is_named and options[number]:
+        return options[number]
     raise LoadError(
-        f"answer must be a choice, its letter or its index below {len(choices)}, got {text[:80]!r}",
+        f"answer must be a choice, its letter or its index below {len(options)}, got {text[:80]!r}",
         hint="check the columns of the choices and the answer",
     )
 
