@@ -17,6 +17,7 @@ from bottega.evaluation.benchmarks.passages import (
     load_passages,
     with_passages,
 )
+from bottega.knowledge.loaders import delimited
 from bottega.types import Example, Query
 from tests.builders import example, solid_image
 from tests.evaluation.benchmarks.published import write_table
@@ -210,7 +211,8 @@ def test_invalid_rows_are_reported_and_skipped(tmp_path: Path) -> None:
         list(load_passages(path))
 
 
-def test_oversized_field_is_reported(tmp_path: Path) -> None:
+def test_oversized_field_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delimited, "MAX_CELL", 1000)
     path = write_json(tmp_path / "corpus.csv", [["kid", "text"], [0, "x" * 1001], [1, "Tea"]])
     bad: list[BottegaError] = []
     previous = csv.field_size_limit(1000)
