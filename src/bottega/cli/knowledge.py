@@ -62,12 +62,8 @@ def add(
     split: Annotated[
         str | None, Option(metavar="NAME", help="Split of the source: train, test, demo, ...")
     ] = None,
-    image_column: Annotated[
-        str | None, Option(metavar="NAME", help="Column of images or paths in a table.")
-    ] = None,
-    label_column: Annotated[
-        str | None, Option(metavar="NAME", help="Column of labels or answers in a table.")
-    ] = None,
+    image_column: Annotated[str, Option(metavar="NAME", help="Column of images or paths.")] = "",
+    label_column: Annotated[str, Option(metavar="NAME", help="Column of labels or answers.")] = "",
     passages: Annotated[
         bool,
         Option(
@@ -92,7 +88,7 @@ def add(
     if passages:
         found = open_passages(source, split, skipped)
     else:
-        columns = {"image_column": image_column or "", "label_column": label_column or ""}
+        columns = {"image_column": image_column, "label_column": label_column}
         found = open_source(source, split, skipped, **columns)
     first = _first_sound(found, source, skipped)
     images = list(chain.from_iterable(one.query.images for one in first))

@@ -93,7 +93,7 @@ def scan_images(root: Path) -> FolderScan:
             if is_system_name(path.name):
                 scan.unread[SYSTEM] += 1
             elif not path.is_dir():
-                _sort_file(path, scan)
+                _add_file(path, scan)
             elif (identity := _identity(path)) is None or identity in seen:
                 scan.unread[LINK] += 1
             else:
@@ -133,7 +133,7 @@ def _identity(folder: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _sort_file(path: Path, scan: FolderScan) -> None:
+def _add_file(path: Path, scan: FolderScan) -> None:
     if path.is_file():
         scan.add(path, lambda: is_image_file(path))
     else:
@@ -158,7 +158,7 @@ def _split_of(name: str) -> str | None:
 def named_folders(root: PurePath, paths: Iterable[PurePath]) -> list[str]:
     """Return the names of the folders directly below the root that contain any of the paths."""
     depth = len(root.parts)
-    below = (path.parts for path in paths if path.is_relative_to(root))
+    below = (path.parts for path in paths if path.parts[:depth] == root.parts)
     return sorted({parts[depth] for parts in below if len(parts) > depth + 1})
 
 
