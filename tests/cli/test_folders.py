@@ -156,15 +156,12 @@ def test_names_decide_if_a_folder_is_a_split(
     assert (added.code, "contains the splits" in added.err) == (int(is_refused), is_refused)
 
 
-@pytest.mark.parametrize("names", [("train", "car"), ("test", "training", "work")])
-def test_classes_may_be_named_like_splits(run: Run, tmp_path: Path, names: tuple[str, ...]) -> None:
-    for number, name in enumerate(names):
-        folder = tmp_path / "set" / name / (f"view {name}" if len(names) == 2 else "")
-        folder.mkdir(parents=True)
-        save(folder / f"{number}.png")
+def test_a_class_may_be_named_like_a_split(run: Run, tmp_path: Path) -> None:
+    for name in ("train", "car"):  # vehicles
+        save(tmp_path / "set" / name / f"{name} from the side" / "1.png")
     added = run("add", "k.db", "set", "--embed", "pixels")
     assert added.code == 0, added.err
-    assert f"{len(names)} added" in added.out + added.err
+    assert "2 added" in added.out
 
 
 def test_a_folder_around_splits_is_named(run: Run, tmp_path: Path) -> None:
