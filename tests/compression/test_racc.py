@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from bottega.compression.hyper_model import sentence_prompts
+from bottega.compression.hyper_model import HiddenStates, HyperModel, Inputs, sentence_prompts
 from bottega.compression.model import AttentionPooling, PromptMode, RaccModel
 from bottega.kv_prefix import KeyValues, generate
 from bottega.types import Query
@@ -85,6 +86,23 @@ def test_pipe_starts_from_a_sentence_repeated_or_cut() -> None:
         sentence_prompts(hyper(), ids, 4), hyper().embed(torch.tensor([20, 30, 40, 20]))
     )
     torch.testing.assert_close(sentence_prompts(hyper(), ids, 2), hyper().embed(ids[:2]))
+
+
+@pytest.mark.parametrize("prompting", ["appended", "reading", "both"])
+def test_the_scale_of_hidden_states_does_not_matter(prompting: PromptMode) -> None:
+    class Scaled(HyperModel):
+        def read(self, inputs: Inputs, prompts: Tensor | None = None) -> HiddenStates:
+            states, scale = super().read(inputs, prompts), torch.linspace(1, 1000, 32)
+            prompted = None if states.prompted is None else states.prompted * scale
+            return replace(states, hidden=states.hidden * scale, prompted=prompted)
+
+    compressor, read = tiny_models.racc(prompting=prompting).documents, texts().passages(passages(3))
+    made = []
+    for one in (hyper(), Scaled(model().model, layer=-1)):
+        compressor.calibrate(one, [read], least=1e-6)
+        made.append(compressor(one, read))
+
+    torch.testing.assert_close(*made, atol=1e-3, rtol=1e-3)
 
 
 def test_prompts_attend_to_their_own_text_only() -> None:
