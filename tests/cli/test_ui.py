@@ -130,7 +130,7 @@ def test_targets_are_sorted_by_what_they_are(runs: Path, traces: Path, base: Pat
     run = runs / "animals"
     assert Targets.of([runs]) == Targets((runs,))
     assert Targets.of([run / FILE, traces, run, base]) == Targets((run,), base, traces)
-    more = shutil.copy(traces, traces.with_name("more.db"))
+    more = Path(shutil.copy(traces, traces.with_name("more.db")))
     with pytest.raises(SettingError, match=r"more\.db is a second trace store") as raised:
         Targets.of([traces, more])
     assert raised.value.hint == "pass only one trace store"

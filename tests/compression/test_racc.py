@@ -96,7 +96,8 @@ def test_the_scale_of_hidden_states_does_not_matter(prompting: PromptMode) -> No
             prompted = None if states.prompted is None else states.prompted * scale
             return replace(states, hidden=states.hidden * scale, prompted=prompted)
 
-    compressor, read = tiny_models.racc(prompting=prompting).documents, texts().passages(passages(3))
+    compressor = tiny_models.racc(prompting=prompting).documents
+    read = texts().passages(passages(3))
     made = []
     for one in (hyper(), Scaled(model().model, layer=-1)):
         compressor.calibrate(one, [read], least=1e-6)

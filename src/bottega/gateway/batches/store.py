@@ -227,13 +227,14 @@ class BatchStore:
         now, ids = self._clock(), list[str | None]()
         statement = "SELECT expires - created FROM files WHERE id = ?"
         ((lifetime,),) = self._read(statement, batch.input_file)  # kept until the batch has ended
+        expires = now + lifetime
         written: list[StoredFile] = []
         for failed, kind, more in ((False, "output", ()), (True, "error", unsent)):
             id = f"file-{batch.id.removeprefix('batch_')}-{kind}"
             size = self._write(id, self._lines(batch.id, failed, more))
             if size:
                 name = f"{batch.id}_{kind}.jsonl"
-                file = StoredFile(id, batch.account, name, "batch_output", size, now, now + lifetime)
+                file = StoredFile(id, batch.account, name, "batch_output", size, now, expires)
                 written.append(file)
             else:
                 self.path(id).unlink(missing_ok=True)
