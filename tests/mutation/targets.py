@@ -94,7 +94,7 @@ TARGETS = (
     Target(
         "gateway/requests openai_api/request openai_api/fields",
         "gateway/test_limits gateway/test_requests gateway/test_hostile_requests"
-        " gateway/test_overrides gateway/test_error_messages",
+        " gateway/test_overrides gateway/test_error_messages gateway/test_passed_urls",
     ),
     Target(
         "gateway/image_fetcher",
