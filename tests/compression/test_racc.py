@@ -156,7 +156,8 @@ def test_stride_sets_the_number_of_tokens() -> None:
 
 def test_text_beyond_reach_is_read_by_content() -> None:
     reader = AttentionPooling([0], 8, reach=4)
-    states = torch.randn(1, 40, 8)
+    # Of equal lengths: each state is most similar to itself.
+    states = torch.nn.functional.normalize(torch.randn(1, 40, 8), dim=-1)
     before = reader(states, torch.ones(1, 40, dtype=torch.long))
     with torch.no_grad():
         reader.query.copy_(1e3 * states[0, :1])
