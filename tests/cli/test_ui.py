@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import bottega.ui
+from bottega.errors import SettingError
 from bottega.evaluation.run_store import FILE
 from bottega.recording import TraceStore
 from bottega.ui.standalone import ConsoleServer, Targets
@@ -129,17 +130,19 @@ def test_targets_are_sorted_by_what_they_are(runs: Path, traces: Path, base: Pat
     run = runs / "animals"
     assert Targets.of([runs]) == Targets((runs,))
     assert Targets.of([run / FILE, traces, run, base]) == Targets((run,), base, traces)
+    more = Path(shutil.copy(traces, traces.with_name("more.db")))
+    with pytest.raises(SettingError, match=r"more\.db is a second trace store") as raised:
+        Targets.of([traces, more])
+    assert raised.value.hint == "pass only one trace store"
 
 
-def test_wrong_targets_are_reported(run: Run, traces: Path, tmp_path: Path) -> None:
+def test_wrong_targets_are_reported(run: Run, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("a text")
     (tmp_path / "empty").mkdir()
-    shutil.copy(traces, tmp_path / "more.db")
     for targets, problem in (
         (["missing.db"], "missing.db does not exist"),
         (["notes.txt"], "notes.txt is not a knowledge base, a run or a trace store"),
         (["empty"], "empty contains no runs"),
-        ([traces, "more.db"], "more.db is a second trace store"),
     ):
         result = run("ui", *targets, "--port", 0)
         assert (result.code, result.out) == (2, "")

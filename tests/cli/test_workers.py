@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -26,6 +27,7 @@ import openai
 import pytest
 
 from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.running.workers import Supervisor
 from tests.builders import solid_image
 from tests.cli.conftest import Run
 from tests.cli.test_serve import (
@@ -38,6 +40,7 @@ from tests.cli.test_serve import (
     wait_until_refused,
     write_config,
 )
+from tests.gateway.gateways import gateway_config
 from tests.server import Server, ok, slowly
 
 REPLACED = re.compile(r"worker (\d+) ended with status (-?\d+)")
@@ -109,6 +112,21 @@ def send(url: str, number: int) -> None:
     """Send requests, each on a connection of its own."""
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: answer_of(url), range(number)))
+
+
+@pytest.mark.parametrize(("end", "status"), [("exit 3", 3), ("exit 0", 128), ("kill -9 $$", 137)])
+def test_a_first_worker_that_ends_fails_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, status: int
+) -> None:
+    worker, config = tmp_path / "worker", gateway_config(tmp_path, "http://127.0.0.1:9/v1")
+    worker.write_text(f"#!/bin/sh\n{end}\n")
+    worker.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(worker))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        supervisor = Supervisor(
+            config, 2, [listening], style="json", announce=lambda _: None, read=lambda: config
+        )
+        assert asyncio.run(supervisor.run()) == status
 
 
 def test_several_workers_need_shared_state(run: Run, endpoint: Server, tmp_path: Path) -> None:

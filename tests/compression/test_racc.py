@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from bottega.compression.hyper_model import sentence_prompts
+from bottega.compression.hyper_model import HiddenStates, HyperModel, Inputs, sentence_prompts
 from bottega.compression.model import AttentionPooling, PromptMode, RaccModel
 from bottega.kv_prefix import KeyValues, generate
 from bottega.types import Query
@@ -87,6 +88,24 @@ def test_pipe_starts_from_a_sentence_repeated_or_cut() -> None:
     torch.testing.assert_close(sentence_prompts(hyper(), ids, 2), hyper().embed(ids[:2]))
 
 
+@pytest.mark.parametrize("prompting", ["appended", "reading", "both"])
+def test_the_scale_of_hidden_states_does_not_matter(prompting: PromptMode) -> None:
+    class Scaled(HyperModel):
+        def read(self, inputs: Inputs, prompts: Tensor | None = None) -> HiddenStates:
+            states, scale = super().read(inputs, prompts), torch.linspace(1, 1000, 32)
+            prompted = None if states.prompted is None else states.prompted * scale
+            return replace(states, hidden=states.hidden * scale, prompted=prompted)
+
+    compressor = tiny_models.racc(prompting=prompting).documents
+    read = texts().passages(passages(3))
+    made = []
+    for one in (hyper(), Scaled(model().model, layer=-1)):
+        compressor.calibrate(one, [read], least=1e-6)
+        made.append(compressor(one, read))
+
+    torch.testing.assert_close(*made, atol=1e-3, rtol=1e-3)
+
+
 def test_prompts_attend_to_their_own_text_only() -> None:
     prompts = hyper().embed(torch.tensor([20, 30]))
     both = hyper().read(texts().passages(passages(2)), prompts).prompted
@@ -137,7 +156,8 @@ def test_stride_sets_the_number_of_tokens() -> None:
 
 def test_text_beyond_reach_is_read_by_content() -> None:
     reader = AttentionPooling([0], 8, reach=4)
-    states = torch.randn(1, 40, 8)
+    # Of equal lengths: each state is most similar to itself.
+    states = torch.nn.functional.normalize(torch.randn(1, 40, 8), dim=-1)
     before = reader(states, torch.ones(1, 40, dtype=torch.long))
     with torch.no_grad():
         reader.query.copy_(1e3 * states[0, :1])

@@ -7,8 +7,10 @@ import dataclasses
 import io
 import json
 import logging
+import os
 import socket
 import sqlite3
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -30,7 +32,7 @@ from bottega.gateway.batches.lines import MAX_ERRORS, Line, read_lines
 from bottega.gateway.batches.records import StoredFile
 from bottega.gateway.batches.runner import DAY, HOUR
 from bottega.gateway.batches.store import FILE as BATCHES_FILE
-from bottega.gateway.batches.store import BatchStore
+from bottega.gateway.batches.store import ORPHAN_SECONDS, BatchStore
 from bottega.gateway.config.settings import BatchSettings
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
@@ -39,7 +41,7 @@ from tests.gateway.gateways import ENVIRONMENT, gateway_config, run_gateway
 from tests.gateway.harness import client
 from tests.server import Server, ok, raw, refuse, running
 
-LIMITS: Any = {"limit": 100, "expires": time.time() + 3600, "max_files": 10}
+LIMITS: Any = {"limit": 100, "lifetime": 3600.0, "max_files": 10}
 CHAT: Final = "/v1/chat/completions"
 MASTER = "bottega:route=large"
 
@@ -429,6 +431,34 @@ def test_lines_wait_while_clients_need_the_gateway(endpoint: Server, tmp_path: P
         assert ended(real, batch).status == "completed"
 
 
+def test_many_batches_of_one_key_do_not_delay_that_of_another(
+    endpoint: Server, tmp_path: Path
+) -> None:
+    servers, released = list[GatewayServer](), threading.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        while not released.is_set():  # noqa: ASYNC110 - set in another thread
+            await asyncio.sleep(0.01)
+        return await ok("fine")(request)
+
+    with closing(Accounts(tmp_path / FILE)) as accounts:
+        first, second = (accounts.add(name, tiers=("*",))[1] for name in ("a", "b"))
+    with gateway(tmp_path, endpoint, servers.append, concurrency=1) as url, client(url) as real:
+        endpoint.answers = [answer]
+        one, other = real.with_options(api_key=first), real.with_options(api_key=second)
+        for number in range(9):
+            start(one, chat_lines(f"a {number}"))
+        batch = start(other, chat_lines("b"))
+        assert servers[0].batches is not None
+        slots, end = servers[0].batches._slots, time.monotonic() + 30
+        while sum(map(len, list(slots.waiting.values()))) < 9:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        released.set()
+        ended(other, batch)
+    assert texts(endpoint).index("b") <= 2
+
+
 def test_lower_limits_do_not_fail_a_batch_with_results(endpoint: Server, tmp_path: Path) -> None:
     servers: list[GatewayServer] = []
     lines = chat_lines(*(str(number) for number in range(4)), model="bottega:no-replay")
@@ -528,6 +558,29 @@ def test_batch_of_a_file_that_is_deleted_meanwhile_is_refused(tmp_path: Path) ->
         with pytest.raises(ApiError, match="no such file"):
             store.add_batch("a", CHAT, file.id, None, expires=0.0, limit=10, max_batches=10)
         assert store.unfinished() == []
+
+
+def test_batch_above_the_limit_of_unfinished_ones_is_not_stored(tmp_path: Path) -> None:
+    fields: Any = {"expires": 0.0, "limit": 1, "max_batches": 10}
+    with closing(BatchStore(tmp_path)) as store:
+        file = store.add_file("a", "x", io.BytesIO(b"{}"), **LIMITS)
+        first = store.add_batch("a", CHAT, file.id, None, **fields)
+        with pytest.raises(ApiError, match="limit of 1 unfinished batches"):
+            store.add_batch("a", CHAT, file.id, None, **fields)
+        assert [batch.id for batch in store.unfinished()] == [first.id]
+
+
+def test_old_contents_without_a_row_are_deleted(tmp_path: Path) -> None:
+    with closing(BatchStore(tmp_path)) as store:
+        file = store.add_file("a", "x", io.BytesIO(b"{}"), **LIMITS)
+        store.path("uploading").write_bytes(b"{}")
+        store.path("left-over").write_bytes(b"{}")
+        old = time.time() - 2 * ORPHAN_SECONDS
+        for name in (file.id, "left-over"):
+            os.utime(store.path(name), (old, old))
+        store.remove_expired(0.0)
+        left = {path.name for path in store.path(file.id).parent.iterdir()}
+    assert left == {file.id, "uploading"}
 
 
 def test_other_endpoints(endpoint: Server, tmp_path: Path) -> None:
@@ -651,6 +704,17 @@ def test_lifetime_of_a_file_is_limited(
     )
     assert (file.expires_at or 0) - file.created_at == lifetime
     assert shared.files.retrieve(file.id).expires_at == file.expires_at
+
+
+def test_output_is_kept_as_long_as_the_input(shared: openai.OpenAI) -> None:
+    file = shared.files.create(
+        file=jsonl(chat_lines("a")),
+        purpose="batch",
+        expires_after={"anchor": "created_at", "seconds": int(2 * HOUR)},
+    )
+    batch = shared.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    output = shared.files.retrieve(ended(shared, batch).output_file_id or "")
+    assert (output.expires_at or 0) - output.created_at == pytest.approx(2 * HOUR, abs=1)
 
 
 def test_other_purposes_are_rejected(shared: openai.OpenAI) -> None:

@@ -280,6 +280,23 @@ async def test_second_cancellation_does_not_wait() -> None:
     assert ended.is_set() and time.perf_counter() - begun < 5
 
 
+async def test_failure_of_a_stopped_call_does_not_replace_the_cancellation() -> None:
+    begun = asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(30)
+        finally:
+            raise ServerFailedError("down", status=500)
+
+    task = asyncio.create_task(shield_for(work(), 30.0, lambda: False, asyncio.Event()))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_finished_call_leaves_no_pending_cancellation() -> None:
     async def work() -> str:
         await asyncio.sleep(0.01)

@@ -310,6 +310,8 @@ def test_broken_stream_is_an_error_for_the_client(gateway: Harness, server: doub
         with pytest.raises(openai.APIError, match="failed"):
             for item in stream:
                 seen.append(item)
+    assert [item.sequence_number for item in seen] == list(range(len(seen)))
+    assert [item.type for item in seen].count("response.created") == 1
     failed = seen[-1]
     assert failed.type == "response.failed"
     assert failed.response.status == "failed"

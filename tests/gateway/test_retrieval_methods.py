@@ -59,6 +59,7 @@ def test_every_method_shows_the_masters_answer(
     if drafts:
         draft = bodies[1]
         assert (draft["model"], len(draft["messages"])) == ("qwen", 1)
+        assert draft["temperature"] == 0
     # The bill has the tokens and the cost of the draft, too.
     assert row == (10 * (1 + drafts), pytest.approx(12e-6 * (1 + drafts)))
     tagged = retrieve in ("probe", "keywords", "keyword-hashtag")

@@ -124,6 +124,8 @@ def test_unavailable_master_fails_only_the_sample(tmp_path: Path) -> None:
         for shade in range(3):
             assert raw(server, user_messages(shade)).headers["x-bottega-route"] == "apprentice"
         server.wait(10)
+    calls = [(one.route, one.status) for one in server.records if one.state == "shadow"]
+    assert sorted(calls) == [("apprentice", 200)] * 3 + [("master", 502)] * 3
     assert shadow.summary().failed == 3
     assert not server.pairs
 

@@ -20,6 +20,7 @@ from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.config.loading import parse_config
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
+from bottega.gateway.state.repeats import SharedRepeats
 from tests.gateway.gateways import ENVIRONMENT, run_gateway
 from tests.gateway.metered_gateway import PRICE, Meter
 from tests.postgres import PostgresServer, running_postgres
@@ -258,6 +259,25 @@ async def test_repeats_over_gateways_cost_one_call(
                 )
                 assert {status for status, _ in replies} == {200}
         assert three.meter.calls == 12
+
+
+@SHARED
+async def test_a_reply_of_another_gateway_is_fetched_once(
+    endpoint: Server, tmp_path: Path, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _allow_old_changes(monkeypatch)
+    fetched, begin = list[str](), SharedRepeats.begin
+
+    async def counted(repeats: SharedRepeats, key: str) -> Any:
+        fetched.append(key)
+        return await begin(repeats, key)
+
+    monkeypatch.setattr(SharedRepeats, "begin", counted)
+    with gateways(endpoint, tmp_path, state, count=2) as two:
+        async with _session() as session:
+            for number in (0, 1, 1, 1):
+                assert (await two.post(session, number, "question"))[0] == 200
+        assert (two.meter.calls, len(fetched)) == (1, 2)
 
 
 @SHARED

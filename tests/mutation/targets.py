@@ -24,13 +24,13 @@ TARGETS = (
         "gateway/test_ledger gateway/test_ledger_writer"
         " gateway/test_limiter gateway/test_accounts gateway/test_budgets"
         " gateway/test_access gateway/test_estimates gateway/test_rollups gateway/test_savings"
-        " cli/test_savings",
+        " gateway/test_sequential gateway/test_feedback cli/test_savings",
     ),
     Target(
         "gateway/finalization gateway/calls",
         "gateway/test_completion gateway/test_budgets gateway/test_disconnects gateway/test_serving"
         " gateway/test_pinned_answers gateway/test_isolation gateway/test_billing"
-        " gateway/test_stored_repeats gateway/test_shadow",
+        " gateway/test_stored_repeats gateway/test_shadow gateway/test_user_pipeline",
     ),
     Target(
         "evaluation/run_store evaluation/outcomes evaluation/runner",
@@ -94,7 +94,7 @@ TARGETS = (
     Target(
         "gateway/requests openai_api/request openai_api/fields",
         "gateway/test_limits gateway/test_requests gateway/test_hostile_requests"
-        " gateway/test_overrides",
+        " gateway/test_overrides gateway/test_error_messages gateway/test_passed_urls",
     ),
     Target(
         "gateway/image_fetcher",
@@ -125,14 +125,15 @@ TARGETS = (
     Target(
         "gateway/telemetry/*",
         "gateway/test_metrics gateway/test_worker_metrics gateway/test_logs"
-        " gateway/test_monitoring gateway/test_request_traces",
+        " gateway/test_monitoring gateway/test_request_traces gateway/test_failure_reasons",
     ),
     Target(
         "gateway/config/* gateway/running/*",
         "gateway/test_config gateway/test_build gateway/test_admission gateway/test_connection"
         " gateway/test_listening gateway/test_namespaces gateway/test_readiness"
         " gateway/test_reload gateway/test_retrieval_methods gateway/test_shared_examples"
-        " gateway/test_tuned_settings gateway/test_variants gateway/test_worker_metrics",
+        " gateway/test_tuned_settings gateway/test_variants gateway/test_worker_metrics"
+        " gateway/test_user_pipeline cli/test_serve_check cli/test_workers",
     ),
     Target(
         "gateway/*",
@@ -140,7 +141,11 @@ TARGETS = (
         " gateway/test_fallback gateway/test_faulty_upstream gateway/test_http_upstream"
         " gateway/test_http_streams gateway/test_lenient_upstreams gateway/test_local_upstream"
         " gateway/test_error_messages gateway/test_field_policy gateway/test_passages"
-        " gateway/test_reasoning gateway/test_search gateway/test_sequential",
+        " gateway/test_reasoning gateway/test_search gateway/test_access"
+        " gateway/test_retrieval_methods gateway/test_shared_gateways",
+    ),
+    Target(
+        "ui/standalone", "cli/test_ui ui/test_page_guards ui/test_hostile_requests ui/test_cache"
     ),
     Target("ui/*", "ui/test_*"),
     # Other stores and streams.
@@ -155,7 +160,8 @@ TARGETS = (
     Target(
         "compression/layers compression/model compression/prefixes compression/hyper_model",
         "compression/test_aggregator compression/test_modulation"
-        " compression/test_racc compression/test_hyper_models* compression/test_passage_compressor",
+        " compression/test_racc compression/test_hyper_models* compression/test_passage_compressor"
+        " compression/test_one_token compression/test_kv_reuse",
     ),
 )
 

@@ -52,6 +52,13 @@ def test_an_entry_is_corrected_and_deleted(page: Page, endpoint: Server, tmp_pat
         assert len(endpoint.bodies) == calls + 1
 
 
+def test_only_the_chosen_entry_is_deleted(served: BaseConsole) -> None:
+    chosen, *others = fill(served.base())
+    [(status, text)] = served.send(TOKEN, [("POST", f"/cache/{chosen}/delete", None)])
+    assert status == 200 and "Deleted the entry" in text
+    assert sorted(served.base().ids()) == sorted(others) and set(served.forgotten) == {""}
+
+
 def test_an_image_finds_its_entry(page: Page, tmp_path: Path) -> None:
     with base_console(tmp_path) as served:
         fill(served.base())

@@ -43,6 +43,19 @@ async def test_many_questions_at_once_are_all_answered(endpoint: Server, tmp_pat
         assert all('<p class="answer">seven</p>' in page for page in pages)
 
 
+async def test_empty_questions_are_rejected(endpoint: Server, tmp_path: Path) -> None:
+    with console(tmp_path, endpoint) as served:
+        endpoint.bodies.clear()
+        async with aiohttp.ClientSession(cookie_jar=jar(), headers=SAME) as session:
+            await session.get(f"{served.url}/login?token={TOKEN}")
+            for action in ("ask", "add"):
+                form = {"question": " ", "answer": "seven", "action": action}
+                async with session.post(f"{served.url}/playground", data=form) as reply:
+                    assert reply.status == 400
+                    assert "the question is empty" in await reply.text()
+        assert endpoint.bodies == []
+
+
 async def test_odd_origins_are_rejected(tmp_path: Path) -> None:
     odd: tuple[dict[str, str], ...] = (
         {"Origin": "http://["},

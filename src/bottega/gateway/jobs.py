@@ -25,8 +25,8 @@ class ChatJob:
     request: ChatRequest
     overrides: Overrides
     bill: Bill
-    bypass: str | None = None
-    may_use_master: bool = True
+    bypass: str | None
+    may_use_master: bool
     query: TenantQuery | None = None
     key: str | None = None
 

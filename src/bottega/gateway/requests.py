@@ -254,14 +254,14 @@ async def read_images(
             lambda: {url: _decode(url, params[url], limits) for url in inline}
         )
     web = [url for url in params if is_web(url)]
-    if web and fetch is None:
-        raise ApiError(
-            "image URLs are not fetched here",
-            code="image_url_not_fetched",
-            param=params[web[0]],
-            hint="send the image as a data URL (data:image/png;base64,...)",
-        )
-    if web and fetch is not None:
+    if web:
+        if fetch is None:
+            raise ApiError(
+                "image URLs are not fetched here",
+                code="image_url_not_fetched",
+                param=params[web[0]],
+                hint="send the image as a data URL (data:image/png;base64,...)",
+            )
         fetched = await asyncio.gather(*(_fetch(url, params[url], fetch, limits) for url in web))
         found |= dict(zip(web, fetched, strict=True))
     return found

@@ -144,7 +144,7 @@ class _BatchHandlers:
                 file.filename or "batch.jsonl",
                 file.file,
                 limit=storage,
-                expires=time.time() + _lifetime(form, self.settings.keep_days * DAY),
+                lifetime=_lifetime(form, self.settings.keep_days * DAY),
                 max_files=self.settings.max_files,
             )
         finally:

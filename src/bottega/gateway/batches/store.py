@@ -56,7 +56,7 @@ class BatchStore:
         source: IO[bytes],
         *,
         limit: int,
-        expires: float,
+        lifetime: float,
         max_files: int,
     ) -> StoredFile:
         """Store an uploaded file. Raises `ApiError` if the account has `max_files` files already,
@@ -68,9 +68,8 @@ class BatchStore:
             raise storage_full(limit)
         id = f"file-{secrets.token_hex(16)}"
         size = self._write(id, iter(lambda: source.read(CHUNK), b""))
-        file = StoredFile(
-            id, account, storable_text(filename), "batch", size, self._clock(), expires
-        )
+        now, name = self._clock(), storable_text(filename)
+        file = StoredFile(id, account, name, "batch", size, now, now + lifetime)
         with self._transaction() as connection:
             # In the transaction: two uploads at a time must not both fit.
             is_free = _count(connection, "files", account) < max_files
@@ -226,8 +225,9 @@ class BatchStore:
         """Write the output file and the error file, which ends with `unsent`, and end the batch.
         File ids follow from the batch's, so a repetition after a crash changes nothing."""
         now, ids = self._clock(), list[str | None]()
-        keep = self._read("SELECT expires - created FROM files WHERE id = ?", batch.input_file)
-        expires = now + (keep[0][0] if keep else batch.expires - batch.created)
+        statement = "SELECT expires - created FROM files WHERE id = ?"
+        ((lifetime,),) = self._read(statement, batch.input_file)  # kept until the batch has ended
+        expires = now + lifetime
         written: list[StoredFile] = []
         for failed, kind, more in ((False, "output", ()), (True, "error", unsent)):
             id = f"file-{batch.id.removeprefix('batch_')}-{kind}"
