@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import re
@@ -268,6 +269,14 @@ def check_torch() -> None:
     """Raise `MissingDependencyError` without torch. torch is not imported, which takes seconds."""
     require_extra("torch", "local")
     check_address_space(WITH_TORCH)
+
+
+def source_digest(target: str) -> str:
+    """Return an import path with a digest of the file of its module. Raises `SettingError`."""
+    imported(target)
+    file = getattr(sys.modules[target.partition(":")[0]], "__file__", None)
+    digest = hashlib.sha256(Path(file).read_bytes() if file else b"").hexdigest()
+    return f"{target} (file {digest[:12]})"
 
 
 def imported(target: str) -> Any:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import shlex
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -329,7 +330,17 @@ def shuffled(pipeline, examples):
 
 def nothing(pipeline, examples):
     return None
+
+def fails(pipeline):
+    return pipeline
 """
+
+
+def write_own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a module of the user, which no earlier test has imported."""
+    monkeypatch.syspath_prepend(".")
+    monkeypatch.delitem(sys.modules, "own_methods", raising=False)
+    Path("own_methods.py").write_text(CUSTOM)
 
 
 OWN_TASK = ("--model", "openai:m", "--shots", 2, "--embed", "pixels")
@@ -339,8 +350,7 @@ def test_a_pipeline_of_the_user_is_compared(
     run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.answers = [ok("Answer Choice: leaf")]
-    monkeypatch.syspath_prepend(".")
-    Path("own_methods.py").write_text(CUSTOM)
+    write_own_methods(monkeypatch)
     task = ("eval", f"image-folder:{pets}", *OWN_TASK, "--methods", "top-k", "--out", "kept")
     done = run(*task, "--pipeline", "own_methods:shuffled")
     assert done.code == 0, done.err
@@ -352,15 +362,19 @@ def test_a_pipeline_of_the_user_is_compared(
         assert len(shown) == 2 * len(found["traces"]) > 0
         scores.append({one["score"] for one in shown})
     assert scores[0] == {0.0} != scores[1]  # of the sampler, and of the search
-    again = run(*task, "--pipeline", "own_methods:nothing")
-    assert "kept holds a run with --pipeline own_methods:shuffled" in again.err
+    assert run(*task, "--pipeline", "own_methods:shuffled").code == 0  # all answers are stored
+    with Path("own_methods.py").open("a") as file:
+        file.write("# changed\n")
+    again = run(*task, "--pipeline", "own_methods:shuffled")
+    assert "kept holds a run with --pipeline own_methods:shuffled (file " in again.err
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--methods", "custom"), "custom needs a function"),
-        (("--pipeline", "own_methods:nothing"), "must return a Pipeline, got NoneType"),
+        (("--pipeline", "own_methods:nothing"), "own_methods:nothing returned no Pipeline"),
+        (("--pipeline", "own_methods:fails"), "takes 1 positional argument but 2 were given"),
         (("--pipeline", "own_methods:missing"), "has no attribute 'missing'"),
         (("--pipeline", "absent_module:f"), "module 'absent_module' does not exist"),
         (("--pipeline", "own_methods"), "the import path is incomplete"),
@@ -374,8 +388,7 @@ def test_faults_of_the_users_pipeline_are_named(
     options: tuple[str, ...],
     message: str,
 ) -> None:
-    monkeypatch.syspath_prepend(".")
-    Path("own_methods.py").write_text(CUSTOM)
+    write_own_methods(monkeypatch)
     done = run("eval", f"image-folder:{pets}", *OWN_TASK, *options)
     assert done.code != 0 and message in done.err and "hint" in done.err and not served.bodies
 

@@ -13,6 +13,7 @@ from bottega.evaluation.examples import Relevance
 from bottega.evaluation.search_config import SearchConfig
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.knowledge.index import Metric
+from bottega.naming import source_digest
 from bottega.recipes.racc import COMPRESSOR, STORE
 
 
@@ -98,7 +99,7 @@ class RunConfig:
             **({"groups": self.groups} if self.groups else {}),
             **({"answers_from": str(self.answers_from)} if self.answers_from else {}),
             **({"synonyms": self.synonyms.read_text("utf-8")} if self.synonyms else {}),
-            **({"pipeline": self.pipeline} if self.pipeline else {}),
+            **({"pipeline": source_digest(self.pipeline)} if self.pipeline else {}),
             "round_size": self.round_size,
         }
 

@@ -115,6 +115,7 @@ RUN_FILE = FileKind(
         CREATE TABLE items (
             place INTEGER PRIMARY KEY,
             question TEXT NOT NULL,
+            files TEXT NOT NULL,
             images TEXT NOT NULL,
             choices TEXT NOT NULL,
             truth TEXT NOT NULL,
@@ -339,7 +340,7 @@ class RunStore(AnswerStore):
         with self._transaction() as connection:
             connection.executemany("INSERT INTO settings VALUES (?, ?)", wanted.items())
             rows = (_item(index, item) for index, item in enumerate(items))
-            connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)", rows)
+            connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
 
 def _difference(
@@ -397,7 +398,8 @@ def _item(index: int, item: Example) -> tuple[object, ...]:
     query = item.query
     images = image_hashes(query)
     lists = (images, query.choices, labels_of(item), dict(item.tags))
-    return (index, path_text(query.text), *map(json_text, lists))
+    files = " ".join(path_text(image.source) for image in query.images if image.source)
+    return (index, path_text(query.text), files, *map(json_text, lists))
 
 
 def _row(scored: ScoredAnswer, trace: Trace | None) -> tuple[object, ...]:

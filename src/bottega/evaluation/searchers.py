@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import cast
 
 from bottega.errors import SettingError
@@ -62,11 +64,16 @@ PipelineBuilder = Callable[[Pipeline, MethodContext], Pipeline]
 def custom(pipeline: Pipeline, context: MethodContext) -> Pipeline:
     """Return what the user's function makes of the pipeline and the examples. Raises
     `SettingError`."""
-    target = context.config.pipeline or ""
-    found = imported(target)(pipeline, context.knowledge)
+    target, found = context.config.pipeline or "", None
+    make, problem = imported(target), "returned no Pipeline"
+    try:
+        found = make(pipeline, context.knowledge)
+    except Exception as error:  # of the user's own code
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        problem = f"failed: {error!r} ({Path(where.filename).name}, line {where.lineno})"
     if not isinstance(found, Pipeline):
         raise SettingError(
-            f"{target} must return a Pipeline, got {type(found).__name__}",
+            f"{target} {problem}",
             hint="write def NAME(pipeline, examples): return"
             " dataclasses.replace(pipeline, retrieve=...)",
         )

@@ -9,7 +9,6 @@ import pytest
 from bottega.errors import BottegaError, ImageError, LoadError, MissingDependencyError, SettingError
 from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.benchmarks.tables import (
-    Row,
     image,
     option,
     read_examples,
@@ -18,6 +17,7 @@ from bottega.evaluation.benchmarks.tables import (
     text,
     texts,
 )
+from bottega.knowledge.loaders.jsonl import Row
 from bottega.types import Example, Query
 from tests.builders import solid_image
 

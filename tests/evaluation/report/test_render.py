@@ -128,6 +128,21 @@ def test_csv_has_a_row_for_each_value(folder: Path) -> None:
     assert float(of_top_k["cost_usd"]) == pytest.approx(40 * 0.004)
 
 
+async def test_items_name_their_files_and_hold_no_formulas(tmp_path: Path) -> None:
+    texts = ["=1+1", "+cmd", "@SUM(A1)", "-5", "+3 %", "- a list", "plain", "\tx"]
+    items = [replace(one, answer=text) for one, text in zip(DATA.items, texts, strict=False)]
+    [image] = items[0].query.images
+    named = replace(items[0].query, images=(replace(image, source="pets/pug/1.jpg"),))
+    data = replace(DATA, items=(replace(items[0], query=named), *items[1:]))
+    folder = await store_run(tmp_path / "run", data, three_methods(data)[:1])
+    with write_report([folder], tmp_path / "out").files[3].open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert rows[0]["files"] == "pets/pug/1.jpg"
+    assert [row["truth"] for row in rows] == [
+        *("'=1+1", "'+cmd", "'@SUM(A1)", "-5", "'+3 %", "'- a list", "plain", "'\tx")
+    ]
+
+
 async def test_each_method_and_item_is_a_line(tmp_path: Path) -> None:
     items = (replace(DATA.items[0], answer='a "b",\nc'), *DATA.items[1:])
     data = replace(DATA, items=items)

@@ -49,10 +49,11 @@ class RecordedAnswer:
 
 @dataclass(frozen=True)
 class Item:
-    """Item without pixels; `images` are SHA-256 hashes."""
+    """Item without pixels; `images` are SHA-256 hashes, `files` their names."""
 
     example: Example
     images: tuple[str, ...]
+    files: str = ""
 
 
 @dataclass(frozen=True)
@@ -143,12 +144,12 @@ def _snapshot(connection: sqlite3.Connection, name: str) -> Iterator[None]:
 
 def _items(connection: sqlite3.Connection) -> Iterator[Item]:
     rows = connection.execute("SELECT * FROM items ORDER BY place")
-    for index, question, images, choices, truth, tags in rows:
+    for index, question, files, images, choices, truth, tags in rows:
         labels = tuple(orjson.loads(truth))
         query = Query(question, choices=tuple(orjson.loads(choices)), id=str(index))
         several = None if len(labels) == 1 else labels
         example = Example(query, ", ".join(labels), several, tags=dict(orjson.loads(tags)))
-        yield Item(example, tuple(orjson.loads(images)))
+        yield Item(example, tuple(orjson.loads(images)), files)
 
 
 def _answers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, product
 
@@ -17,6 +18,7 @@ from bottega.evaluation.report.visual_rag import average_rows, efficiency
 from bottega.evaluation.retrieval import EXCLUSION_RULE
 from bottega.evaluation.stream_trends import COLUMNS as TREND_COLUMNS
 
+FORMULA, NUMBER = re.compile(r"[=+@\t\r-]"), re.compile(r"[+-]?[\d.,]+%?")
 COLUMNS = (
     *("benchmark", "run", "model", "method", "shots", "items", "n", "failed", "missing", "invalid"),
     *("metric", "value", "low", "high"),
@@ -25,7 +27,8 @@ COLUMNS = (
 
 
 ITEM_COLUMNS = (
-    *("run", "method", "shots", "item", "question", "truth", "answer", "valid", "score", "tier"),
+    *("run", "method", "shots", "item", "files", "question", "truth"),
+    *("answer", "valid", "score", "tier"),
     *("calls", "prompt_tokens", "completion_tokens", "cost_usd", "seconds", "reply", "trace"),
     "error",
 )
@@ -33,12 +36,19 @@ ITEM_COLUMNS = (
 
 def items_as_csv(runs: Mapping[str, StoredRun]) -> str:
     """Return a line for each method and each item that it answered or failed."""
-    return _csv(ITEM_COLUMNS, (line for name, run in runs.items() for line in _items(name, run)))
+    lines = (line for name, run in runs.items() for line in _items(name, run))
+    return _csv(ITEM_COLUMNS, (list(map(_without_formula, line)) for line in lines))
+
+
+def _without_formula(cell: object) -> object:
+    """Return a cell that spreadsheet programs do not execute: texts of data and models may."""
+    is_formula = isinstance(cell, str) and FORMULA.match(cell) and not NUMBER.fullmatch(cell)
+    return f"'{cell}" if is_formula else cell
 
 
 def _items(name: str, run: StoredRun) -> Iterator[tuple[object, ...]]:
     for key, (index, item) in product(run.methods, enumerate(run.items)):
-        names = (name, *key, index, item.example.query.text, item.example.answer)
+        names = (name, *key, index, item.files, item.example.query.text, item.example.answer)
         if (found := run.answers.get(key, {}).get(index)) is not None:
             one = found.scored
             judged = (one.answer.text, one.answer.valid, one.score, one.tier)

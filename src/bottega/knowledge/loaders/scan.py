@@ -197,10 +197,11 @@ def class_folder(root: Path, split: str | None, folders_of: Callable[[Path], lis
 def splits_error(folder: Path, splits: Mapping[str, Sequence[str]]) -> LoadError:
     """Return the error of a folder of splits of which none is chosen."""
     names = list(chain.from_iterable(splits.values()))
+    first = folder / names[0]  # in an archive it is no folder that can be named
     return LoadError(
         f"{path_text(folder)} contains the splits {' and '.join(names)}, not classes",
-        hint=f"choose the split {' or '.join(names)} (--split), or name"
-        f" {path_text(folder / names[0])}",
+        hint=f"choose the split {' or '.join(names)} (--split)"
+        f"{f', or name {path_text(first)}' if first.is_dir() else ''}",
     )
 
 
