@@ -329,6 +329,40 @@ def test_a_zip_of_class_folders_is_read(run: Run, tmp_path: Path, prefix: str) -
     assert any(one["source"].endswith("/cat/1.png") for one in listed)
 
 
+def test_names_in_a_zip_are_utf_8_also_without_the_flag(run: Run, tmp_path: Path) -> None:
+    with zipfile.ZipFile("my.zip", "w") as archive:
+        for shade, label in enumerate(("café", "dog")):
+            archive.writestr(f"{label}/1.png", solid_image(shade).data)
+    packed = Path("my.zip").read_bytes()
+    for entry in zipfile.ZipFile("my.zip").infolist():
+        assert bool(entry.flag_bits & 0x800) == ("é" in entry.filename)
+    # As programs write it that leave out the flag, in both headers of the entry.
+    name = "café/1.png".encode()
+    for header, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        start = packed.index(header) + flags
+        packed = packed[:start] + b"\0\0" + packed[start + 2 :]
+    assert packed.count(name) == 2
+    Path("my.zip").write_bytes(packed)
+    assert added_labels(run, "my.zip") == {"café": 1, "dog": 1}
+
+
+@pytest.mark.parametrize("suffix", [".JSONL", ".Csv", ".PARQUET"])
+def test_suffixes_may_have_upper_case(run: Run, images: Path, suffix: str) -> None:
+    rows = [{"image": name, "label": name.split("/")[0]} for name in FILES]
+    path = images / f"my{suffix}"
+    if suffix == ".PARQUET":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = pytest.importorskip("pyarrow").Table.from_pylist(rows)
+        parquet.write_table(table, path)
+    elif suffix == ".JSONL":
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    else:
+        path.write_text(
+            "image,label\n" + "".join(f"{row['image']},{row['label']}\n" for row in rows)
+        )
+    assert added_labels(run, path.name) == LABELS
+
+
 def test_a_zip_of_splits_needs_one(run: Run, tmp_path: Path) -> None:
     files = {
         f"tv/{split}/{name}": solid_image(shade).data

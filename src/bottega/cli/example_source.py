@@ -49,7 +49,7 @@ def open_source(source: str, split: str | None, on_error: OnError, **columns: st
     path = hub_snapshot(Path(source))
     source = source if path == Path(source) else str(path)
     file = _table_file(path, split)
-    single = path if path.name.endswith((".jsonl", ".jsonl.gz")) else file
+    single = path if path.name.lower().endswith((".jsonl", ".jsonl.gz")) else file
     if split is not None and single is not None and single.parent in (path, path.parent):
         raise SettingError(f"{single} has no splits", hint="omit --split")
     if file is not None:
@@ -74,7 +74,7 @@ def open_source(source: str, split: str | None, on_error: OnError, **columns: st
             f"{source} does not exist",
             hint=f"pass a folder, {TABLES}, or hf:OWNER/NAME",
         )
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
+    if path.name.lower().endswith((".jsonl", ".jsonl.gz")):
         return ExampleSource(load_jsonl(path, on_error=on_error), count_lines(path))
     if (path / "demo.csv").exists():
         table = split or "demo"
@@ -106,7 +106,9 @@ def _table_file(path: Path, split: str | None) -> Path | None:
 
 def _has_parquet(path: Path) -> bool:
     """Return whether the path is a parquet file, or a folder of them such as a hub's snapshot."""
-    return path.suffix == PARQUET or any(chain(path.glob("*.parquet"), path.glob("data/*.parquet")))
+    return path.suffix.lower() == PARQUET or any(
+        chain(path.glob("*.parquet"), path.glob("data/*.parquet"))
+    )
 
 
 def open_passages(source: str, split: str | None, on_error: OnError) -> ExampleSource:
@@ -127,7 +129,7 @@ def _count_passages(source: str, load: Callable[[OnError], Iterator[Example]]) -
     """Return the number of passages. A table is read twice: not all of its rows are passages, and
     reading them takes much less time than embedding them."""
     path = Path(source)
-    if path.suffix == ".jsonl":
+    if path.suffix.lower() == ".jsonl":
         return count_lines(path)
     if not path.is_file():
         return None

@@ -180,7 +180,7 @@ def _rows(path: Path, columns: Mapping[str, str], on_error: OnError | None) -> l
         raise LoadError(f"{path_text(path)} does not exist", hint="check the path")
     if is_delimited(path) or path.name in METADATA:
         return list(load_table(path, **columns, on_error=on_error))
-    if path.suffix != PARQUET:
+    if path.suffix.lower() != PARQUET:
         raise LoadError(f"{path_text(path)} is not a table", hint=f"use {TABLES}")
     return list(load_hugging_face(path, **columns, on_error=on_error))
 

@@ -27,6 +27,7 @@ BROKEN = (
 )
 MAX_ENTRIES = 500_000
 HEADER_BYTES = 1 << 16
+UTF_8 = 0x800  # flag of the names of entries
 UNPACK = "unpack the archive and name the folder"
 
 
@@ -39,7 +40,7 @@ class ImageArchive:
         self._found = FolderScan(path)
         self._members: dict[Path, zipfile.ZipInfo] = {}
         for info in archive.infolist():
-            name = PureWindowsPath(info.filename)  # also splits at slashes
+            name = PureWindowsPath(_name(info))  # also splits at slashes
             if info.is_dir():
                 continue
             if name.anchor or ".." in name.parts:
@@ -81,6 +82,17 @@ class ImageArchive:
 
     def _open_image(self, path: Path) -> Image:
         return archived_image(self._archive, self._members[path], path_text(path))
+
+
+def _name(info: zipfile.ZipInfo) -> str:
+    """Return the name of an entry. Without the flag for UTF-8 it is mostly UTF-8, too, but zipfile
+    reads it as code page 437."""
+    if info.flag_bits & UTF_8:
+        return info.filename
+    try:
+        return info.filename.encode("cp437").decode("utf-8")
+    except UnicodeError:
+        return info.filename
 
 
 def is_archive(path: Path) -> bool:

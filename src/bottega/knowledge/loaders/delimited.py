@@ -105,7 +105,7 @@ def csv_rows(path: Path, hint: str, delimiters: str = DELIMITERS) -> Iterator[Li
     """Yield each line that is not empty, or its error, with its name. The delimiter is the most
     frequent one in the first line. Raises `LoadError` with the hint."""
     csv.field_size_limit(max(MAX_CELL, csv.field_size_limit()))
-    opened = gzip.open if path.suffix == ".gz" else open
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8-sig", newline="") as lines:
             first = lines.readline()

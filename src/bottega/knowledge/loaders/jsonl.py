@@ -128,7 +128,7 @@ def open_lines(path: Path) -> Iterator[Iterator[bytes]]:
     """Open a file, unpacked if it ends in .gz, as an iterator of lines. Raises `LoadError`."""
     shown = path_text(path)
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
             yield _bounded_lines(cast(IO[bytes], file), shown)
     except OSError as error:  # including `gzip.BadGzipFile`
         raise LoadError(

@@ -348,7 +348,7 @@ def count_rows(id_or_path: str | Path, split: str = "train") -> int | None:
                     return int(known.num_examples)
                 files = (builder.config.data_files or {}).get(split, ())
             paths = [Path(file) for file in files]
-            if not all(path.suffix == PARQUET and path.is_file() for path in paths):
+            if not all(path.suffix.lower() == PARQUET and path.is_file() for path in paths):
                 return None
             return sum(parquet.read_metadata(path).num_rows for path in paths) or None
     except LoadError:  # the loader reports it
@@ -359,7 +359,7 @@ def _stream(name: str, split: str) -> datasets.IterableDataset:
     import datasets
 
     path = Path(name)
-    if path.suffix == PARQUET and path.is_file():
+    if path.suffix.lower() == PARQUET and path.is_file():
         files = {split: name}
         return datasets.load_dataset("parquet", data_files=files, split=split, streaming=True)
     if path.is_absolute() and not path.exists():
