@@ -18,6 +18,7 @@ class Target:
 
 
 TARGETS = (
+    Target("naming", "gateway/test_user_pipeline cli/test_names"),
     # Money.
     Target(
         "gateway/accounting/*",
