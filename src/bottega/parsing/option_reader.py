@@ -162,9 +162,9 @@ class OptionReader:
     def _without_query(self, reply: str, query: Query) -> str:
         """Return the reply without a repetition of the question and its options before the
         answer."""
-        asked = query.text.strip()
-        if asked and reply.casefold().startswith(asked.casefold()):
-            reply = reply[len(asked) :].lstrip()
+        question = query.text.strip()
+        if question and reply.casefold().startswith(question.casefold()):
+            reply = reply[len(question) :].lstrip()
         folded = reply.casefold()
         if all(text in folded for text in self.by_text):
             return _list_pattern(self.options).sub("", reply, count=1).strip() or reply
