@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bottega.generation import prefix_reuse
 from tests.generation import tiny_models
 
 FAMILIES = {
@@ -17,3 +18,9 @@ FAMILIES = {
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("models")
     return {name: build(base / name) for name, build in FAMILIES.items()}
+
+
+@pytest.fixture
+def short_prefixes_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reuse prefixes of any length."""
+    monkeypatch.setattr(prefix_reuse, "MIN_SAVED_TOKENS", 1)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bottega.errors import ModelLoadError, SettingError
-from bottega.generation import TransformersGenerator, prefix_reuse
+from bottega.generation import TransformersGenerator
 from bottega.naming import ModelSpec
 from bottega.prompting import AppendixAPrompter
 from bottega.types import Candidate, Example, Message, Prompt, Query, Reply, Sampling
@@ -39,16 +39,14 @@ SINGLE = [chat(1), chat(60_001), chat(2), chat(1)]
 TEXTS = [ask("what is above"), ask("what"), ask("what is above")]
 SEVERAL = [*SINGLE, *TEXTS, chat(2, 3, 4), chat(2, 3, 10), chat(2, 3, 4)]
 # Of the processors of GLM-4V and PaliGemma.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.usefixtures("short_prefixes_reused"),
+]
 
 
 def prompts_of(family: str) -> list[Prompt]:
     return {None: SEVERAL, 1: SINGLE, 0: TEXTS}[FAMILIES[family].images]
-
-
-@pytest.fixture(autouse=True)
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_reuse, "MIN_SAVED_TOKENS", 1)
 
 
 @pytest.fixture(

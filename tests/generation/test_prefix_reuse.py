@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from bottega.bundled import bundled_folder
 from bottega.errors import GenerationError, ImageError, SettingError
-from bottega.generation import TransformersGenerator, prefix_reuse
+from bottega.generation import TransformersGenerator
 from bottega.generation.model_files import load_parts
 from bottega.generation.prefix_reuse import BatchReader, PrefixInputBuilder
 from bottega.generation.token_tree import TokenTree
@@ -46,12 +46,8 @@ SCENES = [
 ]
 
 
+pytestmark = pytest.mark.usefixtures("short_prefixes_reused")
 PARTS = cache(load_parts)
-
-
-@pytest.fixture(autouse=True)
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_reuse, "MIN_SAVED_TOKENS", 1)
 
 
 @pytest.fixture(
