@@ -129,7 +129,7 @@ def test_splits_are_not_classes(run: Run, tmp_path: Path, layout: str) -> None:
     make(tmp_path / "tv")
     refused = run("add", "k.db", "tv")
     assert refused.code == 1
-    assert "tv contains the splits" in refused.err
+    assert "tv contains the split" in refused.err
     assert f"{subfolder} " in f"{refused.err} "
     assert "--split" in refused.err
     assert not Path("k.db").exists()
@@ -153,7 +153,7 @@ def test_names_decide_if_a_folder_is_a_split(
     for name in names:
         classes(tmp_path / "set" / name)
     added = run("add", "k.db", "set", "--embed", "pixels")
-    assert (added.code, "contains the splits" in added.err) == (int(is_refused), is_refused)
+    assert (added.code, "contains the split" in added.err) == (int(is_refused), is_refused)
 
 
 def test_a_class_may_be_named_like_a_split(run: Run, tmp_path: Path) -> None:

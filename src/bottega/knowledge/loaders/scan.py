@@ -199,7 +199,8 @@ def splits_error(folder: Path, splits: Mapping[str, Sequence[str]]) -> LoadError
     names = list(chain.from_iterable(splits.values()))
     first = folder / names[0]  # in an archive it is no folder that can be named
     return LoadError(
-        f"{path_text(folder)} contains the splits {' and '.join(names)}, not classes",
+        f"{path_text(folder)} contains the split{'s' * (len(names) > 1)} {' and '.join(names)}, not"
+        " classes",
         hint=f"choose the split {' or '.join(names)} (--split)"
         f"{f', or name {path_text(first)}' if first.is_dir() else ''}",
     )
