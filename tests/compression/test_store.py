@@ -58,6 +58,13 @@ def test_rows_are_read_in_any_order(tmp_path: Path, precision: Precision, error:
         torch.testing.assert_close(again.get(query), wanted, atol=error, rtol=error)
 
 
+def test_folder_is_made_with_its_parents(tmp_path: Path) -> None:
+    for _ in range(2):
+        opened(tmp_path / "made" / "too").add(named("one"), rows)
+
+    assert len(opened(tmp_path / "made" / "too")) == 1
+
+
 def test_int8_takes_about_half_the_bytes(tmp_path: Path) -> None:
     half, eighth = opened(tmp_path / "half"), opened(tmp_path / "eighth", "int8")
     for store in (half, eighth):

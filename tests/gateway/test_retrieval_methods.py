@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextvars import Context, copy_context
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,19 @@ import orjson
 import pytest
 from aiohttp import web
 
+from bottega.errors import GenerationError
+from bottega.gateway.drafts import DraftGenerator, send_drafts
+from bottega.gateway.ports import ServedTier, UpstreamCall
 from bottega.gateway.running.build import build
+from bottega.generation import ScriptedGenerator
+from bottega.openai_api.fields import data_url_cache
+from bottega.openai_api.response import ChatCompletion
+from bottega.protocols import Tier
 from bottega.recipes.cache_retrieval import RETRIEVE
+from bottega.types import Prompt, Sampling
 from tests.builders import solid_image
 from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
+from tests.gateway.test_disconnects import LateUpstream
 from tests.server import Server, ok
 
 
@@ -64,6 +75,21 @@ def test_every_method_shows_the_masters_answer(
     assert row == (10 * (1 + drafts), pytest.approx(12e-6 * (1 + drafts)))
     tagged = retrieve in ("probe", "keywords", "keyword-hashtag")
     assert stored.tags.get("keywords") == ("mercury" if tagged else None)
+
+
+async def unused(call: UpstreamCall) -> ChatCompletion:
+    raise AssertionError("the draft was sent after its request")
+
+
+def test_draft_outside_a_request_is_an_error() -> None:
+    """Before any request, and in a context that began inside one and outlived it."""
+    served = ServedTier(Tier("small", ScriptedGenerator(lambda prompt: "")), LateUpstream())
+    drafts = DraftGenerator(served, data_url_cache())
+    with send_drafts(unused):
+        inside = copy_context()
+    for context in (Context(), inside):
+        with pytest.raises(GenerationError, match="a draft needs a request"):
+            context.run(asyncio.run, drafts.generate(Prompt(()), Sampling()))
 
 
 SWITCHES = (

@@ -150,6 +150,7 @@ TARGETS = (
     ),
     Target("ui/*", "ui/test_*"),
     # Other stores and streams.
+    Target("knowledge/postgres/copy", "knowledge/test_base_copy"),
     Target("knowledge/postgres/*", "knowledge/test_postgres_* knowledge/test_store_model"),
     Target("evaluation/stream*", "evaluation/test_stream* cli/test_stream"),
     Target(
