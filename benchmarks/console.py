@@ -45,7 +45,7 @@ from benchmarks.gateway_cases import (
 from benchmarks.gateway_figures import Figures, Run
 from benchmarks.processes import Server, await_ready, free_port, new_key, serve, stopping
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.schema import FILE
+from bottega.gateway.accounting.ledger_schema import FILE
 
 PAGE_SECONDS, CPU_RATIO = 1.0, 1.03
 LOADS = 5

@@ -15,11 +15,11 @@ from benchmarks.gateway_cases import TEAM, question
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.run_store import RunStore
-from bottega.evaluation.runner import RunState, evaluate
+from bottega.evaluation.runs.run_store import RunStore
+from bottega.evaluation.runs.runner import RunState, evaluate
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger_schema import FILE
 from bottega.gateway.accounting.row_types import Entry
-from bottega.gateway.accounting.schema import FILE
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.recording import TraceStore
 from bottega.types import (

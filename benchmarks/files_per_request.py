@@ -43,9 +43,9 @@ from bottega import (
 )
 from bottega.evaluation.benchmark import labelled_benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.planning import plan
-from bottega.evaluation.runner import evaluate
-from bottega.gateway.config.loading import parse_config
+from bottega.evaluation.methods.planning import plan
+from bottega.evaluation.runs.runner import evaluate
+from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.running.build import build
 from bottega.recipes import Classifier
 

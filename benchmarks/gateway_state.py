@@ -32,7 +32,7 @@ from benchmarks.gateway_figures import Figures
 from benchmarks.processes import Server, free_port, serve, stopping
 from benchmarks.replica_servers import running_redis
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.schema import FILE
+from bottega.gateway.accounting.ledger_schema import FILE
 from tests.postgres import running_postgres
 
 LIMIT = 1.5

@@ -18,9 +18,10 @@ from functools import partial
 from pathlib import Path
 
 from bottega import InterleavedPrompter, KnowledgeBase, Query, Sampling, cache_of_thought
-from bottega.evaluation import votes
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.methods import votes
+from bottega.evaluation.methods.retriever_factory import CachingEmbedder
 from bottega.evaluation.metrics.intervals import (
     Estimate,
     accuracy,
@@ -29,8 +30,7 @@ from bottega.evaluation.metrics.intervals import (
 )
 from bottega.evaluation.outcomes import Method, Outcome, pipeline_method
 from bottega.evaluation.report.runs import read_run
-from bottega.evaluation.retriever_factory import CachingEmbedder
-from bottega.evaluation.streams import StreamResult, stream
+from bottega.evaluation.streams.growing_cache import StreamResult, stream
 from bottega.knowledge.embedders.names import open_embedder
 from bottega.naming import open_model
 from bottega.protocols import Embedder, Generator, Tier

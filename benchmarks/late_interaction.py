@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
 
 from benchmarks.late_pipeline import pipeline_overhead
-from bottega.knowledge.late_interaction.search import SearchEffort, TokenIndex
 from bottega.knowledge.late_interaction.token_array import TokenArray
+from bottega.knowledge.late_interaction.token_search import SearchEffort, TokenIndex
 from bottega.protocols import Vectors
 
 TOKENS, DIMENSION, K = 150, 128, 20

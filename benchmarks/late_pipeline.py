@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from bottega.image import Image
 from bottega.knowledge import FlmrEmbedder, KnowledgeBase, LateInteractionIndex, TokenEmbedder
 from bottega.knowledge.embedders.flmr_model import ORIGINAL, FlmrModel, FlmrShape
-from bottega.knowledge.late_interaction.search import TokenIndex
 from bottega.knowledge.late_interaction.token_array import TokenArray
+from bottega.knowledge.late_interaction.token_search import TokenIndex
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 from bottega.retrieval import DenseRetriever

@@ -51,7 +51,7 @@ from bottega.compression import (
     sentence_prompts,
 )
 from bottega.compression.hyper_model import rows
-from bottega.compression.store import Precision
+from bottega.compression.passage_store import Precision
 from bottega.generation.loaded import LoadedModel
 from bottega.kv_prefix import Geometry
 from bottega.prompting import InterleavedPrompter

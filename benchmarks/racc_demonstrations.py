@@ -32,12 +32,16 @@ from bottega.compression.training import train
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.config import RunConfig
+from bottega.evaluation.methods.planning import plan
+from bottega.evaluation.methods.retrieval import (
+    RescoredRetriever,
+    SwappedRetriever,
+    nearest_retriever,
+)
+from bottega.evaluation.methods.searchers import GOLD_SCORE
+from bottega.evaluation.methods.training_data import RetrievedPassageSampler
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.planning import plan
-from bottega.evaluation.retrieval import RescoredRetriever, SwappedRetriever, nearest_retriever
-from bottega.evaluation.runner import evaluate
-from bottega.evaluation.searchers import GOLD_SCORE
-from bottega.evaluation.training_data import RetrievedPassageSampler
+from bottega.evaluation.runs.runner import evaluate
 from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerEmbedder

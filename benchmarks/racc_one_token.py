@@ -25,15 +25,15 @@ from bottega.compression.objective import TrainingConfig, TrainingExample, Train
 from bottega.compression.prefixes import to_prefix
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.retrieval import (
+from bottega.evaluation.methods.retrieval import (
     EpisodeRetriever,
     LateInteractionScorer,
     OracleRetriever,
     SwappedRetriever,
     pools,
 )
-from bottega.evaluation.runner import Result, evaluate
+from bottega.evaluation.outcomes import Method, Outcome
+from bottega.evaluation.runs.runner import Result, evaluate
 from bottega.generation import TransformersGenerator, bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase

@@ -27,13 +27,13 @@ from bottega.compression.objective import TrainingConfig
 from bottega.compression.training import CHECKPOINT, train
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.config import RunConfig
+from bottega.evaluation.methods.planning import plan
 from bottega.evaluation.metrics.intervals import (
     Estimate,
     paired_difference,
     paired_mean_difference,
 )
-from bottega.evaluation.planning import plan
-from bottega.evaluation.runner import evaluate
+from bottega.evaluation.runs.runner import evaluate
 from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase

@@ -30,10 +30,10 @@ from bottega.compression.training import train
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.config import RunConfig
+from bottega.evaluation.methods.planning import plan
+from bottega.evaluation.methods.training_data import GoldPassageSampler
 from bottega.evaluation.metrics.intervals import Estimate, accuracy, paired_difference
-from bottega.evaluation.planning import plan
-from bottega.evaluation.runner import evaluate
-from bottega.evaluation.training_data import GoldPassageSampler
+from bottega.evaluation.runs.runner import evaluate
 from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bottega.compression.layers import CrossAttention
 from bottega.compression.model import QueryPrompts, RaccModel
 from bottega.compression.objective import TrainingExample, TrainingObjective, relevance_mask
-from bottega.compression.store import content_digest
+from bottega.compression.passage_store import content_digest
 from bottega.kv_prefix import KeyValues
 from bottega.types import Example, Query
 

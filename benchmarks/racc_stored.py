@@ -23,13 +23,13 @@ import torch
 from bottega.bundled import bundled_compressor
 from bottega.cli.store_building import source_bytes
 from bottega.compression import InputBuilder, Manifest, PassageCompressor, PassageStore, load
-from bottega.compression.store import Precision
+from bottega.compression.passage_store import Precision
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.config import RunConfig
+from bottega.evaluation.methods.planning import plan
 from bottega.evaluation.outcomes import Method
-from bottega.evaluation.planning import plan
-from bottega.evaluation.runner import evaluate
+from bottega.evaluation.runs.runner import evaluate
 from bottega.generation import TransformersGenerator, bundled
 from bottega.knowledge import KnowledgeBase
 from bottega.recipes import Classifier

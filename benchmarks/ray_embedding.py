@@ -24,7 +24,7 @@ from PIL import Image as Pillow
 from bottega import Image, Query
 from bottega._util.executor import batched, computed_ahead
 from bottega._util.ray_executor import RayExecutor
-from bottega.knowledge.embedders.workers import WorkerEmbedder, WorkerEmbedders
+from bottega.knowledge.embedders.embedding_workers import WorkerEmbedder, WorkerEmbedders
 from bottega.protocols import Vectors
 from bottega.types import IMAGE_QUESTION
 

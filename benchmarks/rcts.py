@@ -24,7 +24,7 @@ from benchmarks.rcts_figures import SettingResults, draw, overrides, rows, table
 from benchmarks.rcts_plan import SEARCHES, SETTINGS, MethodConfig, Setting, methods
 from benchmarks.rcts_searches import TaskSetup, model_of
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.runner import evaluate
+from bottega.evaluation.runs.runner import evaluate
 
 CONCURRENCY = 200
 TIMED = 16

@@ -20,9 +20,9 @@ from bottega import (
 )
 from bottega.cli.components import open_retrieval
 from bottega.evaluation.config import RunConfig
+from bottega.evaluation.methods.planning import plan
+from bottega.evaluation.methods.retrieval import nearest_retriever
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.planning import plan
-from bottega.evaluation.retrieval import nearest_retriever
 from bottega.naming import SIMULATED, open_model
 from bottega.prompting import ContinuationPrompter
 from bottega.protocols import Generator, Searcher

@@ -29,7 +29,7 @@ from benchmarks.processes import (
     uvicorn,
 )
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.schema import FILE
+from bottega.gateway.accounting.ledger_schema import FILE
 
 REPLICAS = 3
 COLD_START = 20

@@ -22,10 +22,10 @@ from pathlib import Path
 
 from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
 from bottega.evaluation.config import RunConfig
+from bottega.evaluation.methods.planning import plan
 from bottega.evaluation.outcomes import Method, ScoredAnswer
-from bottega.evaluation.planning import plan
-from bottega.evaluation.run_store import RunStore
-from bottega.evaluation.runner import RunState, evaluate
+from bottega.evaluation.runs.run_store import RunStore
+from bottega.evaluation.runs.runner import RunState, evaluate
 from bottega.generation import OpenAIGenerator
 from bottega.knowledge import KnowledgeBase, load_digits
 from bottega.protocols import Generator

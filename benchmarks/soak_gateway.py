@@ -20,8 +20,8 @@ from typing import Any
 
 from bottega._util.caching import LRUCache
 from bottega.cli import main
-from bottega.gateway import chat, rejections
-from bottega.gateway.image_fetcher import ImageFetcher
+from bottega.gateway.request import chat, rejections
+from bottega.gateway.request.image_fetcher import ImageFetcher
 from bottega.gateway.running import build
 from bottega.gateway.telemetry import logs
 from bottega.knowledge import search

@@ -47,7 +47,7 @@ from benchmarks.soak_mixed_clients import (
     Acknowledged,
     MixedClient,
 )
-from bottega.gateway.accounting.schema import FILE
+from bottega.gateway.accounting.ledger_schema import FILE
 from bottega.knowledge import KnowledgeBase
 from tests.gateway.faulty_upstream import FaultyUpstream
 

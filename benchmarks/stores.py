@@ -33,7 +33,7 @@ from benchmarks.processes import clocks, since
 from benchmarks.store_peers import Peer, peers
 from bottega import Example, Image, KnowledgeBase, Query
 from bottega.knowledge import Eq
-from bottega.knowledge.hnsw import EF_SEARCH
+from bottega.knowledge.index.hnsw import EF_SEARCH
 from bottega.knowledge.records import unit
 from bottega.knowledge.search import FileSearch
 from bottega.protocols import Vectors

@@ -31,8 +31,8 @@ from bottega import (
     notebook,
 )
 from bottega.evaluation.outcomes import ScoredAnswer
-from bottega.evaluation.paired import PairedDifference
-from bottega.evaluation.runner import Result
+from bottega.evaluation.runs.paired import PairedDifference
+from bottega.evaluation.runs.runner import Result
 
 ALLOWED = {
     *("div", "span", "b", "img", "details", "summary", "progress"),

@@ -17,16 +17,16 @@ from bottega._util.sqlite import FileKind
 from bottega._util.store_kind import StoreKind
 from bottega.errors import StoreError
 from bottega.evaluation.report.runs import read_run
-from bottega.evaluation.run_store import FILE as RUN
-from bottega.evaluation.run_store import RUN_FILE, RunStore
-from bottega.evaluation.run_traces import open_run_traces
+from bottega.evaluation.runs.run_store import FILE as RUN
+from bottega.evaluation.runs.run_store import RUN_FILE, RunStore
+from bottega.evaluation.runs.run_traces import open_run_traces
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.schema import GATEWAY_DB, GATEWAY_TABLES
-from bottega.gateway.batches.schema import BATCHES_DB
+from bottega.gateway.accounting.ledger_schema import GATEWAY_DB, GATEWAY_TABLES
+from bottega.gateway.apis.batches.batch_schema import BATCHES_DB
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.postgres.schema import KNOWLEDGE_BASE as KNOWLEDGE_TABLES
-from bottega.knowledge.schema import KNOWLEDGE_BASE
+from bottega.knowledge.sqlite.schema import KNOWLEDGE_BASE
 from bottega.recording import TraceStore
 from bottega.recording.traces import TRACE_STORE, TRACE_TABLES
 from tests.postgres import PostgresServer

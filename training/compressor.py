@@ -14,7 +14,7 @@ from bottega.compression import CompressorConfig, HyperModel, RaccModel, save
 from bottega.compression.objective import TrainingConfig, TrainingObjective
 from bottega.compression.persistence import load, save_settings
 from bottega.compression.training import TrainingProgress, train
-from bottega.evaluation.training_data import GoldPassageSampler
+from bottega.evaluation.methods.training_data import GoldPassageSampler
 from bottega.generation.loaded import LoadedModel
 from bottega.kv_prefix import Geometry
 from bottega.recipes.racc_training import new_compressor, training_objective

@@ -8,9 +8,9 @@ from pathlib import Path
 from bottega.cli.evaluation_run import MethodResult, run_methods
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.paired import PairedDifference, paired_differences
-from bottega.evaluation.runner import Result, RunState
-from bottega.evaluation.votes import VOTES
+from bottega.evaluation.methods.votes import VOTES
+from bottega.evaluation.runs.paired import PairedDifference, paired_differences
+from bottega.evaluation.runs.runner import Result, RunState
 from bottega.generation.bundled_models import BundledGenerator
 from bottega.recipes import Classifier
 

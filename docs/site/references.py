@@ -14,9 +14,9 @@ import typer
 from pydantic import TypeAdapter
 
 from bottega.cli.app import app
-from bottega.gateway.config.loading import SECTIONS, VARIANT_SECTIONS
-from bottega.gateway.config.tiers import TierSettings
-from bottega.gateway.config.variants import VariantSettings
+from bottega.gateway.config.config_file import SECTIONS, VARIANT_SECTIONS
+from bottega.gateway.config.tier_settings import TierSettings
+from bottega.gateway.config.variant_settings import VariantSettings
 from docs.site.pages import ROOT
 
 PACKAGE = ROOT / "src" / "bottega"

@@ -14,7 +14,7 @@ import pytest
 from bottega import KnowledgeBase, PixelEmbedder, cli
 from bottega._util.native import GB, address_space_warning, check_address_space, load_from_hub
 from bottega.errors import SettingError
-from bottega.knowledge import lazy_faiss
+from bottega.knowledge.index import lazy_faiss
 from bottega.naming import check_embedder, open_model
 from tests.builders import example
 

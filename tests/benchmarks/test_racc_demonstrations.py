@@ -19,8 +19,8 @@ from benchmarks.racc_demonstrations import (
     training_data,
 )
 from bottega.compression import PassageStore
+from bottega.compression.passage_store import Manifest
 from bottega.compression.persistence import load
-from bottega.compression.store import Manifest
 from bottega.evaluation.benchmarks.loading import load_benchmark
 
 TASK = "attributes:examples=40,queries=6"

@@ -10,8 +10,8 @@ import pytest
 from bottega.cli import console as module
 from bottega.cli.console import Console
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.schema import FILE
-from bottega.gateway.config.settings import Config, ConsoleSettings
+from bottega.gateway.accounting.ledger_schema import FILE
+from bottega.gateway.config.gateway_settings import Config, ConsoleSettings
 from bottega.gateway.running.build import build
 from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
 from tests.server import Server, ok

@@ -12,7 +12,7 @@ from benchmarks.rcts_figures import CODES_COMMAND
 from benchmarks.rcts_plan import SEARCHES, SETTINGS, Kind, MethodConfig, Rewarding
 from benchmarks.rcts_searches import TaskSetup, model_of
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.runner import evaluate
+from bottega.evaluation.runs.runner import evaluate
 from bottega.pipeline import run_sync
 from tests.cli.conftest import Run
 

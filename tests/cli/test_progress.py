@@ -7,7 +7,7 @@ import time
 import pytest
 
 from bottega._util.tracing import use_tracer
-from bottega.cli.progress import CallCounter, ProgressLines, Status, progress
+from bottega.cli.shown_progress import CallCounter, ProgressLines, Status, progress
 from bottega.generation import ScriptedGenerator
 from bottega.types import Prompt, Sampling
 

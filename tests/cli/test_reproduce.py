@@ -13,8 +13,8 @@ from PIL import Image
 
 from bottega.cli.master_answers import MASTER, NOTE
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.master_answers import labelled_questions
-from bottega.evaluation.run_store import RunStore
+from bottega.evaluation.methods.master_answers import labelled_questions
+from bottega.evaluation.runs.run_store import RunStore
 from bottega.knowledge import KnowledgeBase, TokenEmbedder
 from bottega.recipes.racc import COMPRESSOR, STORE
 from bottega.types import Example, Query

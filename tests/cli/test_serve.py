@@ -25,7 +25,7 @@ from aiohttp import web
 from PIL import Image as Pillow
 from PIL import ImageDraw
 
-from bottega.gateway.config.settings import ServerSettings
+from bottega.gateway.config.gateway_settings import ServerSettings
 from bottega.gateway.running.process import base_url
 from bottega.image import Image
 from tests.cli.conftest import Run

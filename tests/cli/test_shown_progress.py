@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bottega.cli import answer_search, knowledge, report, tune
-from bottega.cli.progress import CallCounter, Status
+from bottega.cli.shown_progress import CallCounter, Status
 from bottega.knowledge import KnowledgeBase, TokenEmbedder
 from bottega.types import Example, Query
 from tests.cli.conftest import Run

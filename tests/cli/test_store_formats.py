@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bottega._util.sqlite import FileKind
-from bottega.evaluation.run_store import RUN_FILE
-from bottega.knowledge.schema import KNOWLEDGE_BASE
+from bottega.evaluation.runs.run_store import RUN_FILE
+from bottega.knowledge.sqlite.schema import KNOWLEDGE_BASE
 from bottega.recording.traces import TRACE_STORE
 from tests.cli.conftest import Run
 

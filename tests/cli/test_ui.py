@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 import bottega.ui
 from bottega.errors import SettingError
-from bottega.evaluation.run_store import FILE
+from bottega.evaluation.runs.run_store import FILE
 from bottega.recording import TraceStore
 from bottega.ui.standalone import ConsoleServer, Targets
 from tests.cli.conftest import Run

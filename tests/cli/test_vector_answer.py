@@ -15,7 +15,7 @@ from bottega import KnowledgeBase
 from bottega.cli import answer as answer_command
 from bottega.cli.vector_answer import VectorClassifier
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.planning import plan
+from bottega.evaluation.methods.planning import plan
 from bottega.generation import ScriptedGenerator
 from bottega.image import Image
 from bottega.knowledge import PixelEmbedder, load_image_folder

@@ -19,8 +19,8 @@ from bottega.compression.objective import (
     TrainingObjective,
     retrieval_scores,
 )
+from bottega.compression.passage_store import Manifest, PassageStore
 from bottega.compression.prefixes import PassageCompressor
-from bottega.compression.store import Manifest, PassageStore
 from bottega.compression.training import TrainingProgress, train
 from bottega.image import Image
 from bottega.types import Candidate, Prompt, Query

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bottega.compression.passage_store import Manifest, PassageStore
 from bottega.compression.prefixes import OneTokenCompressor
-from bottega.compression.store import Manifest, PassageStore
 from bottega.kv_prefix import forward
 from bottega.types import Example, Query
 from tests.compression.tiny_models import hyper, model, passages, texts

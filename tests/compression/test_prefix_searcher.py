@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from bottega.compression.passage_store import Manifest, PassageStore
 from bottega.compression.prefixes import PassageCompressor, PrefixSearcher
-from bottega.compression.store import Manifest, PassageStore
 from bottega.errors import SettingError, StoreError
 from bottega.parsing import LabelParser
 from bottega.prompting import InterleavedPrompter

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega._util.durable_files import os_errors, write_at
-from bottega.compression.store import (
+from bottega.compression.passage_store import (
     ENTRIES,
     MANIFEST,
     ROWS,
@@ -226,7 +226,7 @@ def test_readers_change_nothing_and_work_during_a_build(
             check_rows(one, passages[:3])
         assert {one: one.read_bytes() for one in tmp_path.iterdir()} == before
 
-    monkeypatch.setattr("bottega.compression.store.write_at", write)
+    monkeypatch.setattr("bottega.compression.passage_store.write_at", write)
     builder.add(passages[3:], rows)
 
     check_rows(builder, passages)
@@ -253,7 +253,7 @@ def test_full_disk_keeps_stored_rows(
         write_at(path, data, at=at)
 
     with monkeypatch.context() as patch:
-        patch.setattr("bottega.compression.store.write_at", full)
+        patch.setattr("bottega.compression.passage_store.write_at", full)
         with pytest.raises(StoreError, match="No space") as refused:
             store.add(passages[2:5], rows)
     assert "disk space" in refused.value.hint

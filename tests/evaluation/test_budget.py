@@ -9,8 +9,8 @@ import pytest
 from bottega.errors import SettingError
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Budget, Method, Outcome, ScoredAnswer
-from bottega.evaluation.run_store import RunStore
-from bottega.evaluation.runner import RunState, evaluate
+from bottega.evaluation.runs.run_store import RunStore
+from bottega.evaluation.runs.runner import RunState, evaluate
 from bottega.types import Answer, Completion, Prompt, Query, Reply, Trace
 from tests.evaluation.test_runner import BENCHMARK
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.evaluation.charts import (
+from bottega.evaluation.report.charts import (
     BOTTOM,
     HEIGHT,
     LEFT,

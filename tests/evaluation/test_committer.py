@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bottega.evaluation.run_store import Committer
+from bottega.evaluation.runs.run_store import Committer
 
 
 def connected(path: Path) -> sqlite3.Connection:

@@ -4,21 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from bottega.compression import persistence, store
+from bottega.compression import passage_store as store
+from bottega.compression import persistence
 from bottega.errors import LoadError, SettingError, StoreError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.config import RunConfig, compressor_identity
-from bottega.evaluation.planning import (
+from bottega.evaluation.methods.planning import (
     check_benchmark_fit,
     check_compressor,
     needs_search,
     passages_only,
     plan,
 )
-from bottega.evaluation.retrieval import LateInteractionScorer, RescoredRetriever
-from bottega.evaluation.runner import evaluate
-from bottega.evaluation.searchers import GOLD_SCORE
+from bottega.evaluation.methods.retrieval import LateInteractionScorer, RescoredRetriever
+from bottega.evaluation.methods.searchers import GOLD_SCORE
+from bottega.evaluation.runs.runner import evaluate
 from bottega.generation import ScriptedGenerator, bundled
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Generator

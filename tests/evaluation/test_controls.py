@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bottega.errors import SettingError
-from bottega.evaluation.controls import swap_image, swap_question, swapped_prompter
+from bottega.evaluation.methods.controls import swap_image, swap_question, swapped_prompter
 from bottega.prompting import InterleavedPrompter
 from tests.builders import candidates
 from tests.evaluation.builders import episodic_benchmark, passage_benchmark

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bottega.evaluation.retrieval import (
+from bottega.evaluation.methods.retrieval import (
     EpisodeRetriever,
     ExamplePool,
     OracleRetriever,

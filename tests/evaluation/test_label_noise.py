@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import SettingError
-from bottega.evaluation.controls import corrupt, label_confusion
+from bottega.evaluation.methods.controls import corrupt, label_confusion
 from bottega.types import Example, Query
 
 

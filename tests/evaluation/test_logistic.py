@@ -13,10 +13,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
 from bottega.errors import SettingError
-from bottega.evaluation import logistic
 from bottega.evaluation.benchmark import labelled_benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.logistic import (
+from bottega.evaluation.methods import logistic
+from bottega.evaluation.methods.logistic import (
     ALL_LABELS,
     C_VALUES,
     DEFAULT_C,
@@ -29,9 +29,9 @@ from bottega.evaluation.logistic import (
     check_labelled,
     select_c,
 )
+from bottega.evaluation.methods.planning import check_benchmark_fit, default_methods, plan
 from bottega.evaluation.outcomes import Method
-from bottega.evaluation.planning import check_benchmark_fit, default_methods, plan
-from bottega.evaluation.runner import evaluate
+from bottega.evaluation.runs.runner import evaluate
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.protocols import Vectors

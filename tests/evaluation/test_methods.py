@@ -8,10 +8,10 @@ import pytest
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.methods import LABEL_METHODS
+from bottega.evaluation.methods.planning import default_methods, method_keys, needs_search, plan
+from bottega.evaluation.methods.specifications import LABEL_METHODS
 from bottega.evaluation.outcomes import Method
-from bottega.evaluation.planning import default_methods, method_keys, needs_search, plan
-from bottega.evaluation.runner import evaluate
+from bottega.evaluation.runs.runner import evaluate
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.prompting import InterleavedPrompter

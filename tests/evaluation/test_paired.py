@@ -19,8 +19,8 @@ from bottega.evaluation.metrics.intervals import (
     sign_flips,
 )
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
-from bottega.evaluation.paired import difference, paired_differences
-from bottega.evaluation.runner import Result, evaluate
+from bottega.evaluation.runs.paired import difference, paired_differences
+from bottega.evaluation.runs.runner import Result, evaluate
 from bottega.types import Answer, Example, Query
 from tests.evaluation.builders import episodic_benchmark
 

@@ -8,9 +8,9 @@ from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.config import RunConfig
+from bottega.evaluation.methods.planning import check_benchmark_fit, needs_search, plan
 from bottega.evaluation.outcomes import Method
-from bottega.evaluation.planning import check_benchmark_fit, needs_search, plan
-from bottega.evaluation.runner import evaluate
+from bottega.evaluation.runs.runner import evaluate
 from bottega.generation import OpenAIGenerator, bundled
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Generator

@@ -10,10 +10,10 @@ from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.planning import plan
-from bottega.evaluation.retrieval import ExamplePool, ScoredPassageRetriever
-from bottega.evaluation.searchers import GOLD_SCORE, equal_scores, gold_scores
-from bottega.evaluation.training_data import GoldPassageSampler
+from bottega.evaluation.methods.planning import plan
+from bottega.evaluation.methods.retrieval import ExamplePool, ScoredPassageRetriever
+from bottega.evaluation.methods.searchers import GOLD_SCORE, equal_scores, gold_scores
+from bottega.evaluation.methods.training_data import GoldPassageSampler
 from bottega.generation import ScriptedGenerator, bundled
 from bottega.knowledge import KnowledgeBase
 from bottega.recipes import Classifier

@@ -9,10 +9,8 @@ import pytest
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.controls import corrupt, label_confusion
-from bottega.evaluation.methods import METHODS as ALL_METHODS
-from bottega.evaluation.metrics.vqa import vqa_accuracy
-from bottega.evaluation.prompts import (
+from bottega.evaluation.methods.controls import corrupt, label_confusion
+from bottega.evaluation.methods.prompts import (
     asks_for_reasons,
     describe_methods,
     method_settings,
@@ -21,6 +19,8 @@ from bottega.evaluation.prompts import (
     rationale_source,
     with_rationales,
 )
+from bottega.evaluation.methods.specifications import METHODS as ALL_METHODS
+from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.search_config import SearchConfig
 from bottega.generation import ScriptedGenerator
 from bottega.prompting import (

@@ -21,8 +21,8 @@ from bottega.evaluation.config import RunConfig
 from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
 from bottega.evaluation.report.runs import read_run
-from bottega.evaluation.run_store import FILE, RunStore
-from bottega.evaluation.runner import RunState, evaluate
+from bottega.evaluation.runs.run_store import FILE, RunStore
+from bottega.evaluation.runs.runner import RunState, evaluate
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Trace
 from tests.evaluation.test_runner import BENCHMARK, ITEMS, always_a
 
@@ -271,11 +271,11 @@ from contextlib import closing
 from pathlib import Path
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmark import Benchmark, fingerprint
-from bottega.evaluation.run_store import RunStore
+from bottega.evaluation.runs.run_store import RunStore
 from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.runner import RunState, evaluate
+from bottega.evaluation.runs.runner import RunState, evaluate
 from bottega.types import Answer, Example, Query
 
 folder, count = Path(sys.argv[1]), int(sys.argv[2])

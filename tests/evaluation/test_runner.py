@@ -11,7 +11,7 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.metrics.metric import MacroF1
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
-from bottega.evaluation.runner import evaluate
+from bottega.evaluation.runs.runner import evaluate
 from bottega.generation import ScriptedGenerator
 from bottega.pipeline import Pipeline
 from bottega.recipes import Classifier

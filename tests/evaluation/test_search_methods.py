@@ -6,14 +6,14 @@ import pytest
 
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.methods import METHODS, SEARCH_METHODS
+from bottega.evaluation.methods.planning import plan
+from bottega.evaluation.methods.retrieval import EXCLUDE, bundled_token_embedder
+from bottega.evaluation.methods.retriever_factory import retriever_factory
+from bottega.evaluation.methods.searchers import MethodContext
+from bottega.evaluation.methods.specifications import METHODS, SEARCH_METHODS
 from bottega.evaluation.outcomes import Method
-from bottega.evaluation.planning import plan
-from bottega.evaluation.retrieval import EXCLUDE, bundled_token_embedder
-from bottega.evaluation.retriever_factory import retriever_factory
-from bottega.evaluation.runner import Result, evaluate
+from bottega.evaluation.runs.runner import Result, evaluate
 from bottega.evaluation.search_config import SearchConfig, search_config
-from bottega.evaluation.searchers import MethodContext
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import (
     KnowledgeBase,

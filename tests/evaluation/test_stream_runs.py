@@ -11,16 +11,16 @@ import pytest
 
 from bottega.errors import RejectedError, SettingError
 from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
-from bottega.evaluation.run_store import RunStore
-from bottega.evaluation.stream_plan import (
+from bottega.evaluation.runs.run_store import RunStore
+from bottega.evaluation.streams.stream_plan import (
     Curve,
     Stream,
     StreamConfig,
     item_orders,
     plan_streams,
 )
-from bottega.evaluation.stream_runs import StreamSetup, run_streams
-from bottega.evaluation.stream_summary import CurvePoint, summarize_streams
+from bottega.evaluation.streams.stream_runs import StreamSetup, run_streams
+from bottega.evaluation.streams.stream_summary import CurvePoint, summarize_streams
 from bottega.generation import ReplayGenerator, ScriptedGenerator
 from bottega.protocols import Tier
 from bottega.recipes.cache_retrieval import CacheRetrieval

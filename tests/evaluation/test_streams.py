@@ -10,7 +10,7 @@ import pytest
 
 from bottega.evaluation.benchmark import labelled_benchmark
 from bottega.evaluation.outcomes import ScoredAnswer, pipeline_method
-from bottega.evaluation.streams import (
+from bottega.evaluation.streams.growing_cache import (
     StreamResult,
     gain,
     growth,

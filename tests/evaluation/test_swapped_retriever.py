@@ -11,8 +11,8 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.planning import passages_only, plan
-from bottega.evaluation.retrieval import (
+from bottega.evaluation.methods.planning import passages_only, plan
+from bottega.evaluation.methods.retrieval import (
     EpisodeRetriever,
     OracleRetriever,
     SwappedRetriever,

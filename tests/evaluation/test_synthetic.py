@@ -9,8 +9,8 @@ from bottega.errors import MissingDependencyError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.methods import LABEL_METHODS
-from bottega.evaluation.planning import check_benchmark_fit, default_methods
+from bottega.evaluation.methods.planning import check_benchmark_fit, default_methods
+from bottega.evaluation.methods.specifications import LABEL_METHODS
 from bottega.tasks import glyphs
 from bottega.tasks.rules import RULES
 

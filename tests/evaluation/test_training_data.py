@@ -14,8 +14,8 @@ from bottega.evaluation.benchmark import Benchmark, answers_of, is_relevant
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.examples import Relevance, contains_answer
-from bottega.evaluation.retrieval import ExamplePool, LateInteractionScorer
-from bottega.evaluation.training_data import (
+from bottega.evaluation.methods.retrieval import ExamplePool, LateInteractionScorer
+from bottega.evaluation.methods.training_data import (
     GoldPassageSampler,
     RetrievedPassageSampler,
     names_gold_passages,

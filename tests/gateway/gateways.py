@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bottega.gateway.config.loading import parse_config
-from bottega.gateway.config.settings import Config
+from bottega.gateway.config.config_file import parse_config
+from bottega.gateway.config.gateway_settings import Config
 from bottega.gateway.running.server import GatewayServer
 from tests.gateway.harness import running
 

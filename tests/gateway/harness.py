@@ -19,15 +19,15 @@ from bottega._util.caching import LeaderFlight
 from bottega.gateway.accounting.limiter import LocalLimiter
 from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.asgi import App, ChatEndpoint
-from bottega.gateway.chat import Gateway, ResponseCache
-from bottega.gateway.completion import Completer, Fallback
-from bottega.gateway.finalization import Finalizer, ShadowRunner
 from bottega.gateway.ports import RequestRecord, ServedTier, Tenant, TierCapabilities, Upstream
-from bottega.gateway.requests import Fetch, Limits
-from bottega.gateway.response_cache import BodyCache, ReplyCache
-from bottega.gateway.response_store import ResponseStore
+from bottega.gateway.request.chat import Gateway, ResponseCache
+from bottega.gateway.request.completion import Completer, Fallback
+from bottega.gateway.request.finalization import Finalizer, ShadowRunner
+from bottega.gateway.request.reading import Fetch, Limits
+from bottega.gateway.request.response_store import ResponseStore
+from bottega.gateway.request.upstreams import LocalUpstream
 from bottega.gateway.running.process import CUT_SECONDS, uvicorn_config
-from bottega.gateway.upstreams import LocalUpstream
+from bottega.gateway.state.response_cache import BodyCache, ReplyCache
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.pipeline import Pipeline

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from PIL import Image as Pillow
 
-from bottega.gateway.image_fetcher import ImageFetcher
+from bottega.gateway.request.image_fetcher import ImageFetcher
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
 

@@ -15,8 +15,8 @@ import orjson
 from aiohttp import web
 
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.schema import FILE
-from bottega.gateway.config.loading import parse_config
+from bottega.gateway.accounting.ledger_schema import FILE
+from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from tests.gateway.gateways import ENVIRONMENT, run_gateway

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.gateway.image_fetcher import is_public, system_resolve
+from bottega.gateway.request.image_fetcher import is_public, system_resolve
 
 
 async def test_the_system_resolves_a_name_to_addresses() -> None:

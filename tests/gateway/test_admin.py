@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import Entry
-from bottega.gateway.admin import admin_routes
+from bottega.gateway.apis.admin import admin_routes
 from bottega.knowledge import KnowledgeBase
 from bottega.openai_api.errors import ApiError
 from bottega.types import Example, Query

@@ -25,15 +25,15 @@ from aiohttp import web
 from openai.types import Batch, FileObject
 
 from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.accounting.ledger_schema import FILE
 from bottega.gateway.accounting.limiter import LocalLimiter
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.accounting.schema import FILE
-from bottega.gateway.batches.lines import MAX_ERRORS, Line, read_lines
-from bottega.gateway.batches.records import StoredFile
-from bottega.gateway.batches.runner import DAY, HOUR
-from bottega.gateway.batches.store import FILE as BATCHES_FILE
-from bottega.gateway.batches.store import ORPHAN_SECONDS, BatchStore
-from bottega.gateway.config.settings import BatchSettings
+from bottega.gateway.apis.batches.batch_records import StoredFile
+from bottega.gateway.apis.batches.execution import DAY, HOUR
+from bottega.gateway.apis.batches.lines import MAX_ERRORS, Line, read_lines
+from bottega.gateway.apis.batches.store import FILE as BATCHES_FILE
+from bottega.gateway.apis.batches.store import ORPHAN_SECONDS, BatchStore
+from bottega.gateway.config.gateway_settings import BatchSettings
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from bottega.openai_api.errors import ApiError
@@ -287,7 +287,7 @@ def test_lines_are_found_by_position(tmp_path: Path) -> None:
 def test_batch_waits_for_the_limits_of_its_key(
     endpoint: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bottega.gateway.batches.runner.MAX_WAIT", 0.05)
+    monkeypatch.setattr("bottega.gateway.apis.batches.execution.MAX_WAIT", 0.05)
     with closing(Accounts(tmp_path / FILE)) as accounts:
         account, key = accounts.add("team", requests_per_minute=600, max_concurrent=1)
 

@@ -10,8 +10,8 @@ import pytest
 
 from bottega.gateway.accounting.limiter import UNSEEN_PROMPT, LocalLimiter, TokenEstimates
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.calls import Bill, allowed_output
 from bottega.gateway.ports import RequestRecord, ServedTier, TierCapabilities, UpstreamCall
+from bottega.gateway.request.calls import Bill, allowed_output
 from bottega.generation import ScriptedGenerator
 from bottega.openai_api.request import parse_request
 from bottega.protocols import Tier

@@ -16,9 +16,9 @@ from aiohttp import web
 from bottega.errors import SettingError, StoreError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.schema import FILE
-from bottega.gateway.config.loading import parse_config
-from bottega.gateway.config.settings import KeySettings
+from bottega.gateway.accounting.ledger_schema import FILE
+from bottega.gateway.config.config_file import parse_config
+from bottega.gateway.config.gateway_settings import KeySettings
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from bottega.reranking import GatedReranker

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bottega.errors import EmbeddingError, MissingDependencyError, SettingError, StoreError
-from bottega.gateway.config.loading import parse_config
+from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.running.build import build
 from bottega.types import Query
 from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway

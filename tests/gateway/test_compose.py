@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from bottega.gateway.config.loading import load_config
-from bottega.gateway.config.settings import Config
+from bottega.gateway.config.config_file import load_config
+from bottega.gateway.config.gateway_settings import Config
 from tests.paths import ROOT
 
 

@@ -17,8 +17,8 @@ import pytest
 from PIL import Image as Pillow
 
 from bottega._util.caching import CLIENT
-from bottega.gateway import decode_budget
-from bottega.gateway.decode_budget import MB, SMALL, DecodeBudget, bytes_needed
+from bottega.gateway.request import decode_budget
+from bottega.gateway.request.decode_budget import MB, SMALL, DecodeBudget, bytes_needed
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from bottega.image import Image

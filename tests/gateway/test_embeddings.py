@@ -14,7 +14,7 @@ import pytest
 from openai.types import CreateEmbeddingResponse
 
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.embeddings import EMBEDDER
+from bottega.gateway.apis.embeddings import EMBEDDER
 from bottega.gateway.ports import Tenant
 from bottega.knowledge import PixelEmbedder
 from bottega.types import Query

@@ -16,9 +16,9 @@ from PIL import Image as Pillow
 
 from bottega.errors import SettingError
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.config.loading import parse_config
+from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.ports import TierCapabilities
-from bottega.gateway.upstreams import HttpUpstream
+from bottega.gateway.request.upstreams import HttpUpstream
 from tests.builders import solid_image
 from tests.gateway.harness import Harness, harness
 from tests.server import Server, refuse

@@ -18,13 +18,13 @@ from bottega.cli.app import app
 from bottega.errors import NotFoundError, SettingError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.experiment_report import experiment_report
-from bottega.gateway.accounting.feedback import add_feedback
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger_schema import FILE
+from bottega.gateway.accounting.ratings import add_feedback
 from bottega.gateway.accounting.row_types import Account, Entry, Feedback, ShadowSample
-from bottega.gateway.accounting.schema import FILE
-from bottega.gateway.config.loading import parse_config
-from bottega.gateway.experiments import Experiment
-from bottega.gateway.requests import Overrides
+from bottega.gateway.config.config_file import parse_config
+from bottega.gateway.request.experiments import Experiment
+from bottega.gateway.request.reading import Overrides
 from bottega.gateway.running.build import build
 from bottega.openai_api.request import BodyLimits, ChatRequest, parse_request
 from tests.gateway.gateways import ENVIRONMENT, gateway_config, run_gateway

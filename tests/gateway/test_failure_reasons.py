@@ -19,7 +19,7 @@ from aiohttp import web
 from bottega.errors import RejectedError
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.savings import savings
-from bottega.gateway.config.settings import TraceSettings
+from bottega.gateway.config.gateway_settings import TraceSettings
 from bottega.gateway.running.build import build
 from bottega.gateway.telemetry.logs import log_to
 from bottega.generation import ScriptedGenerator

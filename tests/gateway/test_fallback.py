@@ -12,9 +12,9 @@ import pytest
 
 from bottega.errors import BottegaError, PromptRejectedError, RejectedError, ServerFailedError
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.completion import Fallback
 from bottega.gateway.errors import reason_of
 from bottega.gateway.ports import TierCapabilities
+from bottega.gateway.request.completion import Fallback
 from bottega.generation import ScriptedGenerator
 from bottega.openai_api.errors import RequestRejectedError
 from bottega.pipeline import FixedRouter

@@ -23,20 +23,20 @@ from bottega._util.caching import FairSemaphore
 from bottega.cli.app import app
 from bottega.errors import StoreError
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.feedback import add_feedback, read_feedback
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger_schema import FILE
+from bottega.gateway.accounting.ratings import add_feedback, read_feedback
 from bottega.gateway.accounting.reports import find_request
 from bottega.gateway.accounting.row_types import Feedback
-from bottega.gateway.accounting.schema import FILE
+from bottega.gateway.apis.feedback import FeedbackEndpoint
 from bottega.gateway.asgi import request_id
-from bottega.gateway.config.settings import FeedbackSettings, TraceSettings
-from bottega.gateway.feedback import FeedbackEndpoint
+from bottega.gateway.config.gateway_settings import FeedbackSettings, TraceSettings
 from bottega.gateway.ports import ANONYMOUS
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
-from bottega.knowledge.database import Database
 from bottega.knowledge.eviction import FirstInFirstOutEviction
+from bottega.knowledge.sqlite.database import Database
 from bottega.openai_api.errors import ApiError
 from bottega.recording import CacheRecorder
 from bottega.types import Example, Query

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver
 
-from bottega.gateway.config.settings import LimitSettings
+from bottega.gateway.config.gateway_settings import LimitSettings
 from bottega.gateway.running.build import build_fetch
 from bottega.openai_api.errors import ApiError
 from tests.gateway.image_servers import (

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from bottega.errors import SettingError
-from bottega.gateway.config.loading import parse_config
+from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.running.build import build
 from tests import server
 from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway

@@ -16,7 +16,7 @@ import pytest
 
 from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.asgi import App, ChatEndpoint
-from bottega.gateway.requests import Limits, context_of
+from bottega.gateway.request.reading import Limits, context_of
 from bottega.generation import ScriptedGenerator
 from bottega.openai_api.request import Body, parse_request
 from bottega.openai_api.response import ChatCompletion, parse_completions

@@ -16,7 +16,7 @@ from bottega.errors import (
     GarbledError,
     ServerFailedError,
 )
-from bottega.gateway.upstreams import HttpUpstream
+from bottega.gateway.request.upstreams import HttpUpstream
 from bottega.openai_api.client import Breaker, Tolerance
 from tests.gateway.upstreams import (
     BODY,

@@ -16,7 +16,7 @@ from bottega.errors import (
     UnreachableError,
 )
 from bottega.gateway.errors import MisconfiguredError
-from bottega.gateway.upstreams import HttpUpstream
+from bottega.gateway.request.upstreams import HttpUpstream
 from bottega.generation import RetryPolicy
 from bottega.openai_api.client import Breaker, PausedError, Tolerance
 from bottega.openai_api.errors import RequestRejectedError

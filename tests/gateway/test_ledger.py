@@ -16,8 +16,8 @@ from bottega._util.batch_writer import WriterThread
 from bottega.errors import StoreError
 from bottega.gateway.accounting import ledger as ledger_module
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.database import FileLedger, LedgerBatch, open_tables
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger_database import FileLedger, LedgerBatch, open_tables
 from bottega.gateway.accounting.row_types import MAX_REASON, Entry, ShadowSample
 from tests.gateway.ledgers import count, entry, file, ledger, limit_pages, until
 
@@ -208,7 +208,7 @@ def test_invalid_upstream_values_do_not_block_rows(ledger: Ledger, file: Path) -
 def test_locked_file_is_logged_and_fails_no_request(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("bottega.gateway.accounting.database.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("bottega.gateway.accounting.ledger_database.BUSY_SECONDS", 0.05)
     monkeypatch.setattr(ledger_module, "MAX_PENDING", 10)
     ledger = Ledger(file)
     monkeypatch.setattr(ledger._writer, "retry_seconds", 0.05)
@@ -327,7 +327,7 @@ def test_gates_keep_their_state(file: Path) -> None:
 
 WRITER = """
 import sys, time
-from bottega.gateway.accounting.database import LedgerBatch
+from bottega.gateway.accounting.ledger_database import LedgerBatch
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import Entry, ShadowSample
 ledger = Ledger(sys.argv[1])
@@ -370,7 +370,7 @@ def test_killed_process_loses_at_most_half_a_second(file: Path) -> None:
 def test_reading_does_not_wait_for_writers(
     ledger: Ledger, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bottega.gateway.accounting.database.BUSY_SECONDS", 60.0)
+    monkeypatch.setattr("bottega.gateway.accounting.ledger_database.BUSY_SECONDS", 60.0)
     ledger.record(entry())
     ledger.flush()
     blocker = sqlite3.connect(file, isolation_level=None)

@@ -156,10 +156,10 @@ def test_model_has_a_name(endpoint: Server, tmp_path: Path, path: str) -> None:
 
 
 FAULTS = {
-    "chat/completions": "bottega.gateway.chat.from_chunks",
-    "responses": "bottega.gateway.responses.ResponseEvents.end",
-    "messages": "bottega.gateway.messages.MessageEvents.end",
-    "completions": "bottega.gateway.completions._CompletionEvents.end",
+    "chat/completions": "bottega.gateway.request.chat.from_chunks",
+    "responses": "bottega.gateway.apis.responses.ResponseEvents.end",
+    "messages": "bottega.gateway.apis.messages.MessageEvents.end",
+    "completions": "bottega.gateway.apis.text_completions._CompletionEvents.end",
 }
 
 

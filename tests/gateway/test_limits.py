@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from bottega.gateway.requests import Limits
+from bottega.gateway.request.reading import Limits
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.request import parse_request

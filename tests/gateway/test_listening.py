@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from bottega.errors import SettingError
-from bottega.gateway.config.settings import ServerSettings
+from bottega.gateway.config.gateway_settings import ServerSettings
 from bottega.gateway.running.process import bind_socket
 
 

@@ -13,9 +13,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from bottega import pixels
 from bottega.errors import GenerationError, ImageError, PromptRejectedError
-from bottega.gateway.decode_budget import Cost, DecodeBudget, embedding_cost
 from bottega.gateway.ports import Upstream
-from bottega.gateway.upstreams import LocalUpstream
+from bottega.gateway.request.decode_budget import Cost, DecodeBudget, embedding_cost
+from bottega.gateway.request.upstreams import LocalUpstream
 from bottega.generation import ScriptedGenerator
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bottega.gateway.jobs import ChatJob
+from bottega.gateway.request.jobs import ChatJob
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import unmap_large_blocks
 from bottega.retrieval import SharedRetriever

@@ -13,7 +13,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.messages import error_body
+from bottega.gateway.apis.messages import error_body
 from bottega.openai_api.errors import ApiError
 from tests import server as doubles
 from tests.builders import solid_image

@@ -15,7 +15,7 @@ import pytest
 from bottega.bundled import bundled_compressor, bundled_folder
 from bottega.compression import Manifest, PassageStore, load
 from bottega.errors import SettingError
-from bottega.gateway.config.loading import parse_config
+from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.running.build import build
 from bottega.gateway.running.tiers import build_tiers
 from bottega.generation import bundled

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from bottega.errors import SettingError
-from bottega.gateway.config.loading import parse_config
+from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.ports import TierCapabilities
 from tests.builders import solid_image
 from tests.gateway.harness import QUESTION, Harness, harness, raw

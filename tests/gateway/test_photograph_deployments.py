@@ -19,10 +19,10 @@ from PIL import Image as Pillow
 from bottega._util.photographs import is_photograph
 from bottega.bundled.efficientnet import weights_installed
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger_schema import FILE
 from bottega.gateway.accounting.savings import savings
-from bottega.gateway.accounting.schema import FILE
-from bottega.gateway.config.loading import load_config
-from bottega.gateway.config.settings import Config, StateSettings
+from bottega.gateway.config.config_file import load_config
+from bottega.gateway.config.gateway_settings import Config, StateSettings
 from bottega.gateway.running.build import build
 from bottega.image import Image
 from bottega.knowledge.embedders.names import open_embedder

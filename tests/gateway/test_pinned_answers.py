@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.schema import FILE
+from bottega.gateway.accounting.ledger_schema import FILE
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway

@@ -11,7 +11,7 @@ import httpx2
 import openai
 import pytest
 
-from bottega.gateway.upstreams import HttpUpstream
+from bottega.gateway.request.upstreams import HttpUpstream
 from bottega.openai_api.client import Breaker, Tolerance
 from tests.gateway.harness import client, harness
 from tests.gateway.provider_shapes import SHAPES, Shape, playing_shapes

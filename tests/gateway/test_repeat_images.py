@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from bottega.gateway.response_cache import image_digest
+from bottega.gateway.state.response_cache import image_digest
 from bottega.image import Image
 
 

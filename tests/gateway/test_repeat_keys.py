@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from bottega.gateway.response_cache import exact_key, image_digest
+from bottega.gateway.state.response_cache import exact_key, image_digest
 from bottega.image import Image
 from bottega.openai_api.request import ChatRequest, parse_messages
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega._util.caching import LeaderFlight
-from bottega.gateway.response_cache import (
+from bottega.gateway.state.response_cache import (
     OVERHEAD,
     BodyCache,
     CachedReply,

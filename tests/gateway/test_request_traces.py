@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.config.settings import TraceSettings
-from bottega.gateway.request_traces import RequestTraces
+from bottega.gateway.config.gateway_settings import TraceSettings
+from bottega.gateway.request.request_traces import RequestTraces
 from bottega.gateway.running.build import build
 from bottega.recording import TraceStore
 from bottega.types import Query
@@ -54,7 +54,7 @@ async def test_images_are_optional(tmp_path: Path, images: bool) -> None:
 
 async def test_waiting_images_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(solid_image(1).data)
-    monkeypatch.setattr("bottega.gateway.request_traces.MAX_PENDING_BYTES", size * 3 // 2)
+    monkeypatch.setattr("bottega.gateway.request.request_traces.MAX_PENDING_BYTES", size * 3 // 2)
     traces = RequestTraces(TraceStore.open(tmp_path / "t.db"), images=True, keep_days=1e9)
     with closing(traces):
         for shade in (1, 2):

@@ -13,8 +13,8 @@ import pytest
 from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel
 
+from bottega.gateway.apis.responses import responses_endpoint
 from bottega.gateway.ports import Reply, RequestRecord
-from bottega.gateway.responses import responses_endpoint
 from bottega.openai_api.streams import DONE_EVENT, to_event
 from tests import server as doubles
 from tests.gateway.harness import Harness, client, harness

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 
 from bottega.errors import GenerationError
-from bottega.gateway.drafts import DraftGenerator, send_drafts
 from bottega.gateway.ports import ServedTier, UpstreamCall
+from bottega.gateway.request.drafts import DraftGenerator, send_drafts
 from bottega.gateway.running.build import build
 from bottega.generation import ScriptedGenerator
 from bottega.openai_api.fields import data_url_cache

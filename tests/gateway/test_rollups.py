@@ -14,9 +14,14 @@ import pytest
 from bottega._util.sql_tables import SQLITE, FileTables
 from bottega._util.sqlite import FileKind
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger_schema import (
+    DAILY_SUMS,
+    GROUP_COLUMNS,
+    SUM_COLUMNS,
+    daily_values,
+)
 from bottega.gateway.accounting.row_types import Entry, State
 from bottega.gateway.accounting.savings import ANSWER_COSTS, savings
-from bottega.gateway.accounting.schema import DAILY_SUMS, GROUP_COLUMNS, SUM_COLUMNS, daily_values
 
 DAY = 86_400.0
 NOW = 30 * DAY + 1234.5

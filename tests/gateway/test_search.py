@@ -15,18 +15,18 @@ import pytest
 from aiohttp import web
 
 from bottega.errors import SettingError
-from bottega.evaluation.page import render_explanation
+from bottega.evaluation.report.explanation import render_explanation
 from bottega.gateway import asgi
 from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.accounting.ledger_schema import FILE
 from bottega.gateway.accounting.limiter import LocalLimiter, Reservation
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.accounting.schema import FILE
-from bottega.gateway.config.loading import parse_config
+from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.ports import TierCapabilities
+from bottega.gateway.request.upstreams import LocalUpstream
 from bottega.gateway.running.build import build
 from bottega.gateway.running.tiers import build_tiers
 from bottega.gateway.telemetry.logs import WarningLogger
-from bottega.gateway.upstreams import LocalUpstream
 from bottega.generation import ScriptedGenerator
 from bottega.generation.offline import Call
 from bottega.openai_api.request import Body

@@ -12,7 +12,7 @@ import pytest
 
 from bottega.errors import StoreError
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.config.loading import parse_config
+from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.running.build import build
 from tests.gateway.gateways import ENVIRONMENT
 from tests.gateway.metered_gateway import PRICE
@@ -56,7 +56,7 @@ def test_database_that_hangs_is_named_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: tuple[bytes, ...]
 ) -> None:
     monkeypatch.setattr("bottega._util.postgres.CONNECT_SECONDS", 1.0)
-    monkeypatch.setattr("bottega.gateway.accounting.database.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("bottega.gateway.accounting.ledger_database.ANSWER_SECONDS", 0.2)
     with hanging_server(*answers) as url, ThreadPoolExecutor(1) as thread:
         error = thread.submit(refused, url, tmp_path).result(timeout=60)
     assert re.search(r"no answer in 1 s|does not answer in 0.2 s", str(error))

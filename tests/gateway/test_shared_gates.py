@@ -15,8 +15,8 @@ import pytest
 
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import ShadowSample
-from bottega.gateway.decode_budget import DecodeBudget
 from bottega.gateway.ports import RequestRecord
+from bottega.gateway.request.decode_budget import DecodeBudget
 from bottega.gateway.running.caches import NamespaceOpener
 from bottega.gateway.running.tiers import build_tiers
 from bottega.gateway.state.gates import SharedGates

@@ -16,8 +16,8 @@ import aiohttp
 import pytest
 
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.schema import FILE
-from bottega.gateway.config.loading import parse_config
+from bottega.gateway.accounting.ledger_schema import FILE
+from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from bottega.gateway.state.repeats import SharedRepeats

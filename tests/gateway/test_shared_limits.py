@@ -22,8 +22,8 @@ from bottega.gateway.accounting.limiter import (
     Reservation,
 )
 from bottega.gateway.accounting.row_types import Account, Entry
-from bottega.gateway.response_cache import ReplyCache
 from bottega.gateway.state.limits import SharedLimiter
+from bottega.gateway.state.response_cache import ReplyCache
 from bottega.gateway.state.shared import SharedState
 from tests.postgres import PostgresServer
 from tests.redis import RedisServer

@@ -18,12 +18,12 @@ import pytest
 from bottega._util.postgres import PostgresPool
 from bottega._util.valkey_pipe import ValkeyPipe
 from bottega.errors import StoreError
-from bottega.gateway.accounting.schema import GATEWAY_TABLES
-from bottega.gateway.response_cache import CachedReply, ReplyCache
+from bottega.gateway.accounting.ledger_schema import GATEWAY_TABLES
 from bottega.gateway.state import repeats as module
 from bottega.gateway.state.postgres_repeats import PostgresRepeats
 from bottega.gateway.state.redis_repeats import RedisRepeats
 from bottega.gateway.state.repeats import Flight, RepeatStore, SharedRepeats
+from bottega.gateway.state.response_cache import CachedReply, ReplyCache
 from tests.redis import RedisServer
 
 REPLY = CachedReply(b'{"a": "\xc3\xa9"}', "large", "gpt-é")

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from bottega._util.postgres import PostgresKind, PostgresPool
-from bottega.gateway.accounting.schema import GATEWAY_TABLES
+from bottega.gateway.accounting.ledger_schema import GATEWAY_TABLES
 from tests.gateway.metered_gateway import PRICE
 from tests.gateway.test_shared_gateways import gateways
 from tests.server import Server

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.schema import FILE
+from bottega.gateway.accounting.ledger_schema import FILE
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway

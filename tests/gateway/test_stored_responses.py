@@ -13,8 +13,8 @@ import pytest
 
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.config.settings import ResponseSettings
-from bottega.gateway.response_store import ResponseStore
+from bottega.gateway.config.gateway_settings import ResponseSettings
+from bottega.gateway.request.response_store import ResponseStore
 from bottega.generation import ScriptedGenerator
 from bottega.openai_api.errors import ApiError
 from tests import server as doubles

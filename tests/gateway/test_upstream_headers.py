@@ -16,8 +16,8 @@ import pytest
 
 from bottega.cli.serve_check import print_config
 from bottega.errors import SettingError
-from bottega.gateway.config.loading import parse_config
-from bottega.gateway.config.settings import Config
+from bottega.gateway.config.config_file import parse_config
+from bottega.gateway.config.gateway_settings import Config
 from bottega.gateway.running.build import build
 from bottega.gateway.running.tiers import build_tiers
 from bottega.gateway.telemetry.logs import log_to

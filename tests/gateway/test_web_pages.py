@@ -13,7 +13,7 @@ import pytest
 from aiohttp.typedefs import LooseHeaders
 
 from bottega.cli.console import Console
-from bottega.gateway.config.settings import Config
+from bottega.gateway.config.gateway_settings import Config
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from tests import server as doubles

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from bottega.gateway.upstreams import HttpUpstream
+from bottega.gateway.request.upstreams import HttpUpstream
 from bottega.generation import RetryPolicy
 from tests.server import Answer, Server
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.generation.caches import TOKEN_BYTES, IntArray, PrefixCache
+from bottega.generation.kv_caches import TOKEN_BYTES, IntArray, PrefixCache
 from bottega.generation.tokenization import TokenizedPrompt
 
 LAYERS, HEADS, WIDTH = 2, 2, 3

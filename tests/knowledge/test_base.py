@@ -20,7 +20,7 @@ from bottega.errors import (
     StoreError,
 )
 from bottega.knowledge import KnowledgeBase, PixelEmbedder, TokenEmbedder
-from bottega.knowledge.rows import SqliteRows
+from bottega.knowledge.sqlite.rows import SqliteRows
 from bottega.protocols import Embedder
 from bottega.types import Example, Query
 from tests.builders import example

@@ -14,7 +14,7 @@ from bottega.bundled import bundled_folder
 from bottega.errors import EmbeddingError, MissingDependencyError, SettingError
 from bottega.image import Image
 from bottega.knowledge import PixelEmbedder, SentenceEmbedder, TowerEmbedder
-from bottega.knowledge.embedders.pixels import unit_images
+from bottega.knowledge.embedders.pixel_embedder import unit_images
 from bottega.knowledge.loaders.folders import load_digits
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Query

@@ -14,13 +14,13 @@ from bottega._util.executor import LocalExecutor
 from bottega._util.ray_executor import RayExecutor
 from bottega.errors import BottegaError, EmbeddingError, SettingError, WorkerError
 from bottega.knowledge import AddResult, KnowledgeBase
-from bottega.knowledge.embedders.names import open_embedder
-from bottega.knowledge.embedders.workers import (
+from bottega.knowledge.embedders.embedding_workers import (
     EmbedderDescription,
     EmbeddingBatch,
     WorkerEmbedder,
     WorkerEmbedders,
 )
+from bottega.knowledge.embedders.names import open_embedder
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.builders import solid_image

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bottega.knowledge.hnsw import HnswIndex, empty_graph, restore_graph
-from bottega.knowledge.index import FaissIndex, FlatIndex, Metric
+from bottega.knowledge.index.hnsw import HnswIndex, empty_graph, restore_graph
+from bottega.knowledge.index.vector_index import FaissIndex, FlatIndex, Metric
 from bottega.knowledge.records import Change
 from bottega.protocols import Vectors
 from tests.knowledge.indexed_rows import WIDTH, clustered

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from bottega.knowledge.index import FlatIndex, Keys, Slots
+from bottega.knowledge.index.vector_index import FlatIndex, Keys, Slots
 from bottega.knowledge.records import Change, SearchHit
 from bottega.protocols import Vectors
 

@@ -9,7 +9,7 @@ import pytest
 
 from bottega.errors import EmbedderMismatchError, EmbeddingError, StoreError
 from bottega.knowledge import KnowledgeBase, View
-from bottega.knowledge.rows import SqliteRows
+from bottega.knowledge.sqlite.rows import SqliteRows
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.knowledge.doubles import (

@@ -12,7 +12,7 @@ import pytest
 
 from bottega.errors import NotFoundError, SettingError
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.database import PINNED_IDS
+from bottega.knowledge.sqlite.database import PINNED_IDS
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
 from tests.knowledge.doubles import (

@@ -18,8 +18,8 @@ from bottega.errors import (
     StoreFullError,
 )
 from bottega.knowledge.records import EmbeddedBatch, UsageRecord, with_id
-from bottega.knowledge.rows import SqliteRows
-from bottega.knowledge.schema import KNOWLEDGE_BASE
+from bottega.knowledge.sqlite.rows import SqliteRows
+from bottega.knowledge.sqlite.schema import KNOWLEDGE_BASE
 from bottega.types import Example, Query
 from tests.builders import solid_image
 from tests.knowledge.doubles import DIMENSION, image_example, text_example, vector_of
@@ -272,7 +272,7 @@ def test_missing_paths_and_folders_are_named(tmp_path: Path) -> None:
 READ_ONLY = """
 import os, sys
 from bottega.errors import StoreError
-from bottega.knowledge.rows import SqliteRows
+from bottega.knowledge.sqlite.rows import SqliteRows
 os.chmod(sys.argv[1], 0o444)
 os.chmod(os.path.dirname(sys.argv[1]), int(sys.argv[2], 8))
 if os.getuid() == 0:

@@ -11,8 +11,8 @@ import pytest
 
 from bottega.errors import EmbeddingError, SettingError, StoreError
 from bottega.knowledge import KnowledgeBase, TokenEmbedder
-from bottega.knowledge.index import Metric
-from bottega.knowledge.rows import SqliteRows
+from bottega.knowledge.index.vector_index import Metric
+from bottega.knowledge.sqlite.rows import SqliteRows
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder, rows_of, search_of, text_example, vector_of

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.hnsw import HnswIndex
-from bottega.knowledge.index import FlatIndex
-from bottega.knowledge.index_files import BLOCK, IndexSnapshot, checksum_of, load, save
+from bottega.knowledge.index.hnsw import HnswIndex
+from bottega.knowledge.index.index_files import BLOCK, IndexSnapshot, checksum_of, load, save
+from bottega.knowledge.index.vector_index import FlatIndex
 from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder, text_example
 from tests.knowledge.indexed_rows import WIDTH, IndexedRows, settled
@@ -92,7 +92,7 @@ def test_snapshot_that_is_replaced_while_it_is_read_is_read_again(
             newer.replace(path)
         return read(name)
 
-    monkeypatch.setattr("bottega.knowledge.lazy_faiss.read_index", read_after_replacement)
+    monkeypatch.setattr("bottega.knowledge.index.lazy_faiss.read_index", read_after_replacement)
     found = load(path)
     assert found is not None
     assert found.keys[0] == old.keys[299]

@@ -14,7 +14,7 @@ import pytest
 
 from bottega.errors import StoreError
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
-from bottega.knowledge.rows import SqliteRows
+from bottega.knowledge.sqlite.rows import SqliteRows
 from bottega.knowledge.verification import find_damaged_images, paged_keys
 from bottega.protocols import Vectors
 from bottega.types import Query

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.errors import EndpointError, GarbledError, ServerFailedError
-from bottega.gateway.response_cache import is_repeatable
+from bottega.gateway.state.response_cache import is_repeatable
 from bottega.openai_api.streams import (
     CHARACTERS_PER_TOKEN,
     DONE_EVENT,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bottega.retrieval.ports import ChangeFollower, StaticExamples
+from bottega.retrieval.sources import ChangeFollower, StaticExamples
 from tests.builders import ListPool, example
 
 

@@ -30,7 +30,7 @@ from bottega.protocols import Tier
 from bottega.recipes import rcts, visual_rag
 from bottega.telemetry import check_exporter, instrument
 from bottega.telemetry.conventions import MAX_CONTENT, content_attributes, request_attributes
-from bottega.telemetry.export import exported_signals
+from bottega.telemetry.exporters import exported_signals
 from bottega.types import Completion, Prompt, Query, Trace
 from tests.builders import solid_image
 from tests.knowledge.doubles import SeededEmbedder, image_example

@@ -16,9 +16,9 @@ from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.row_types import Account
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Embedder
-from bottega.ui.app import common_routes
+from bottega.ui.application import common_routes
 from bottega.ui.cache import CachePages, cache_routes
-from bottega.ui.knowledge import KnowledgePages, knowledge_routes
+from bottega.ui.knowledge_pages import KnowledgePages, knowledge_routes
 from bottega.ui.pages import Link, Renderer
 from bottega.ui.sessions import Sessions
 from tests.gateway.harness import running

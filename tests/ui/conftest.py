@@ -15,10 +15,10 @@ from playwright.sync_api import Page, sync_playwright
 from starlette.routing import BaseRoute, Route
 
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.cached_examples import Forget
+from bottega.gateway.request.cached_examples import Forget
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
-from bottega.ui.app import gateway_routes
+from bottega.ui.application import gateway_routes
 from bottega.ui.bases import OpenBase
 from tests.gateway.gateways import ENVIRONMENT, gateway_config, run_gateway
 from tests.server import Server, ok

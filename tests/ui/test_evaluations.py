@@ -27,10 +27,10 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.report.runs import StoredRun, read_run
-from bottega.evaluation.run_store import FILE, RunStore
-from bottega.evaluation.runner import RunState, evaluate
+from bottega.evaluation.runs.run_store import FILE, RunStore
+from bottega.evaluation.runs.runner import RunState, evaluate
 from bottega.types import Answer, Query
-from bottega.ui.app import common_routes
+from bottega.ui.application import common_routes
 from bottega.ui.evaluation_runs import RunLibrary
 from bottega.ui.evaluations import EVALUATIONS, evaluation_routes
 from bottega.ui.pages import Renderer

@@ -175,7 +175,7 @@ def test_requests_show_texts_as_texts(served: Console) -> None:
 
 
 def test_the_ledger_shows_names_as_texts(served: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bottega.ui.requests.WRITE_SECONDS", 0.0)  # there are no traces
+    monkeypatch.setattr("bottega.ui.request_pages.WRITE_SECONDS", 0.0)  # there are no traces
 
     @settings(max_examples=4)
     @given(names=st.lists(TEXT, min_size=8, max_size=8))

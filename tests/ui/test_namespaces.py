@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import aiohttp
 import pytest
 
-from bottega.gateway.accounting.feedback import read_feedback
+from bottega.gateway.accounting.ratings import read_feedback
 from bottega.gateway.accounting.row_types import Account, Entry
 from bottega.types import Answer, Example, Query
 from tests.builders import solid_image

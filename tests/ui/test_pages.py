@@ -4,7 +4,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
-from bottega.gateway.accounting.feedback import read_feedback
+from bottega.gateway.accounting.ratings import read_feedback
 from bottega.gateway.accounting.row_types import Account
 from tests.builders import solid_image
 from tests.server import Server

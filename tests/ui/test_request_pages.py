@@ -72,7 +72,7 @@ def test_a_request_states_why_and_where_its_demonstrations_are_from(
         assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", moment)
         named = page("What is 3 + 4, again?", model="bottega/large")
         assert "<li>tier requested by the client</li>" in named and "fewer:b" not in named
-        monkeypatch.setattr("bottega.ui.requests.WRITE_SECONDS", 0.0)  # no traces follow
+        monkeypatch.setattr("bottega.ui.request_pages.WRITE_SECONDS", 0.0)  # no traces follow
         passed = page("What is 3 + 4?", tools=[CALL])
         assert "<li>passed through: tools</li>" in passed
         assert "are never stored" in passed and "Set <code>[traces]" not in passed
@@ -151,7 +151,7 @@ def test_a_text_search_keeps_key_state_and_cost(endpoint: Server, tmp_path: Path
 def test_requests_without_stored_texts_have_no_column_for_them(
     endpoint: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bottega.ui.requests.WRITE_SECONDS", 0.0)  # there are no traces
+    monkeypatch.setattr("bottega.ui.request_pages.WRITE_SECONDS", 0.0)  # there are no traces
     with console(tmp_path, endpoint) as served:
         served.server.ledger.record(Entry(time.time(), "req_9", "", "", "large", "m", "answered"))
         served.server.ledger.flush()
@@ -181,7 +181,7 @@ def test_a_period_ends_now(endpoint: Server, tmp_path: Path, text: str) -> None:
 def test_a_search_continues_until_a_page_is_full(
     endpoint: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bottega.ui.requests.PAGE_SIZE", 2)
+    monkeypatch.setattr("bottega.ui.request_pages.PAGE_SIZE", 2)
     with console(tmp_path, endpoint) as served:
         fill(served, "failed", "failed", "failed", *["answered"] * 5)
         reader = Reader(served)
@@ -194,7 +194,7 @@ def test_a_search_continues_until_a_page_is_full(
         [row] = reader.rows(**older)
         assert "question 0 of" in row
         # A search of many requests stops early, and its link continues it.
-        monkeypatch.setattr("bottega.ui.requests.SEARCH_ROUNDS", 1)
+        monkeypatch.setattr("bottega.ui.request_pages.SEARCH_ROUNDS", 1)
         found = reader.text("requests", text="question", state="failed")
         assert "No requests found" in found and "Older requests" in found
 

@@ -55,7 +55,7 @@ from bottega.cli.output import (
     say,
     warn,
 )
-from bottega.cli.progress import progress
+from bottega.cli.shown_progress import progress
 from bottega.cli.vector_answer import (
     VECTOR_METHODS,
     VISUAL_RAG,

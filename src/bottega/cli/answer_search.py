@@ -12,7 +12,7 @@ from typer import Option
 
 from bottega._util.tracing import use_tracer
 from bottega.cli.output import note, waiting
-from bottega.cli.progress import CallCounter, progress
+from bottega.cli.shown_progress import CallCounter, progress
 from bottega.errors import SettingError
 from bottega.naming import check_torch
 from bottega.pipeline import run_sync

@@ -31,19 +31,19 @@ from bottega.errors import (
 )
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.source import read_options
-from bottega.evaluation.methods import METHODS
-from bottega.evaluation.retrieval import EXCLUDE, bundled_token_embedder
-from bottega.evaluation.retriever_factory import CachingEmbedder, CachingTokenEmbedder
-from bottega.evaluation.run_store import FILE
-from bottega.evaluation.run_traces import is_run_file, open_run_traces
+from bottega.evaluation.methods.retrieval import EXCLUDE, bundled_token_embedder
+from bottega.evaluation.methods.retriever_factory import CachingEmbedder, CachingTokenEmbedder
+from bottega.evaluation.methods.specifications import METHODS
+from bottega.evaluation.runs.run_store import FILE
+from bottega.evaluation.runs.run_traces import is_run_file, open_run_traces
 from bottega.generation import TransformersGenerator
 from bottega.image import Image
 from bottega.knowledge import FlmrEmbedder
 from bottega.knowledge.embedders import names
+from bottega.knowledge.embedders.embedding_workers import WorkerEmbedders
 from bottega.knowledge.embedders.flmr import INSTRUCTION
 from bottega.knowledge.embedders.names import BUNDLED
-from bottega.knowledge.embedders.workers import WorkerEmbedders
-from bottega.knowledge.index import Metric
+from bottega.knowledge.index.vector_index import Metric
 from bottega.parsing import SynonymParser
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter, ReasoningPrompter
 from bottega.protocols import (

@@ -23,7 +23,7 @@ from bottega.cli.options import (
     WorkerCount,
 )
 from bottega.cli.output import note, noting_interruption, plural, print_json, say
-from bottega.cli.progress import Status, Step, progress
+from bottega.cli.shown_progress import Status, Step, progress
 from bottega.evaluation.examples import is_passage
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import check_torch

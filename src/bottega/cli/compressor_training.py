@@ -18,7 +18,7 @@ from bottega.cli.components import check_retrieve, local_model, open_retrieval
 from bottega.cli.compressor_plan import Plan, Settings
 from bottega.cli.method_actor import check_images, filled_knowledge
 from bottega.cli.output import note, say, waiting, warn
-from bottega.cli.progress import progress
+from bottega.cli.shown_progress import progress
 from bottega.cli.store_building import PassageSizes, load_model, source_bytes
 from bottega.compression import RaccModel, save
 from bottega.compression.objective import TrainingExample, TrainingObjective
@@ -30,8 +30,8 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.examples import is_passage
-from bottega.evaluation.retriever_factory import retriever_factory
-from bottega.evaluation.training_data import (
+from bottega.evaluation.methods.retriever_factory import retriever_factory
+from bottega.evaluation.methods.training_data import (
     GoldPassageSampler,
     RetrievedPassageSampler,
     TrainingSampler,

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.routing import BaseRoute
 
-    from bottega.gateway.cached_examples import Forget
-    from bottega.gateway.config.settings import Config
+    from bottega.gateway.config.gateway_settings import Config
+    from bottega.gateway.request.cached_examples import Forget
     from bottega.gateway.running.build import OpenBase
     from bottega.gateway.running.server import GatewayServer
 
@@ -48,7 +48,7 @@ class Console:
             return []
         if self.missing is not None:
             return _missing_routes(MissingDependencyError(self.missing, "ui"))
-        from bottega.ui.app import gateway_routes
+        from bottega.ui.application import gateway_routes
 
         # If the gateway requires keys, the token must not replace one.
         token = None if server.gateway.authenticate is not None else self.token

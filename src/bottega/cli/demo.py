@@ -23,11 +23,11 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.tiles import LICENCES
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.page import DemoPart, render_demo
-from bottega.evaluation.paired import PairedDifference, paired_differences
-from bottega.evaluation.planning import max_demonstrations
-from bottega.evaluation.run_store import DemonstrationRecorder
-from bottega.evaluation.runner import Result, RunState
+from bottega.evaluation.methods.planning import max_demonstrations
+from bottega.evaluation.report.explanation import DemoPart, render_demo
+from bottega.evaluation.runs.paired import PairedDifference, paired_differences
+from bottega.evaluation.runs.run_store import DemonstrationRecorder
+from bottega.evaluation.runs.runner import Result, RunState
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import default_embedder, open_model
 from bottega.recipes import Classifier

@@ -116,9 +116,7 @@ from bottega.evaluation.benchmarks.loading import (
 )
 from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.methods import METHODS, SEARCH_METHODS
-from bottega.evaluation.outcomes import Budget, check_priced
-from bottega.evaluation.planning import (
+from bottega.evaluation.methods.planning import (
     check_benchmark_fit,
     check_compressor,
     check_method_options,
@@ -129,7 +127,7 @@ from bottega.evaluation.planning import (
     passages_only,
     with_custom,
 )
-from bottega.evaluation.prompts import (
+from bottega.evaluation.methods.prompts import (
     NONE,
     RATIONALES,
     Description,
@@ -137,8 +135,10 @@ from bottega.evaluation.prompts import (
     rationale_source,
     with_rationales,
 )
-from bottega.evaluation.run_store import FILE, RunStore
-from bottega.evaluation.runner import RunState
+from bottega.evaluation.methods.specifications import METHODS, SEARCH_METHODS
+from bottega.evaluation.outcomes import Budget, check_priced
+from bottega.evaluation.runs.run_store import FILE, RunStore
+from bottega.evaluation.runs.runner import RunState
 from bottega.evaluation.search_config import search_config
 from bottega.generation import TransformersGenerator
 from bottega.knowledge.embedders.names import BUNDLED

@@ -13,9 +13,9 @@ from bottega.cli.help import HelpCommand
 from bottega.cli.method_actor import ANSWER_TOKENS
 from bottega.cli.options import ORDER_HELP, knowledge_option
 from bottega.evaluation.examples import Relevance
-from bottega.evaluation.methods import LABEL_METHODS, METHODS
+from bottega.evaluation.methods.searchers import SAMPLES
+from bottega.evaluation.methods.specifications import LABEL_METHODS, METHODS
 from bottega.evaluation.search_config import Preset, RewardName, SearchConfig
-from bottega.evaluation.searchers import SAMPLES
 from bottega.recipes.visual_rag import LABEL_TOKENS
 from bottega.reranking import Variant
 from bottega.types import IMAGE_QUESTION

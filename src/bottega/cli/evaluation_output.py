@@ -11,13 +11,13 @@ from bottega.cli.evaluation_run import MethodResult
 from bottega.cli.output import note, plural, print_table, say, to_json
 from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.examples import is_passage
-from bottega.evaluation.methods import METHODS
+from bottega.evaluation.methods.prompts import PROMPT, Description, description_text
+from bottega.evaluation.methods.retrieval import EXCLUDE, EXCLUSION_RULE
+from bottega.evaluation.methods.specifications import METHODS
 from bottega.evaluation.outcomes import MethodKey, method_title
-from bottega.evaluation.paired import PairedDifference, paired_differences
-from bottega.evaluation.prompts import PROMPT, Description, description_text
-from bottega.evaluation.retrieval import EXCLUDE, EXCLUSION_RULE
-from bottega.evaluation.run_store import AnswerStore, RunStore
-from bottega.evaluation.runner import Result
+from bottega.evaluation.runs.paired import PairedDifference, paired_differences
+from bottega.evaluation.runs.run_store import AnswerStore, RunStore
+from bottega.evaluation.runs.runner import Result
 from bottega.recipes.cache_retrieval import WITHOUT_TEXT
 
 COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")

@@ -18,22 +18,22 @@ from bottega._util.tracing import use_tracer
 from bottega.cli.components import open_recorder
 from bottega.cli.method_actor import ItemAnswer, MethodActor, MethodFactory
 from bottega.cli.output import note, waiting, warn
-from bottega.cli.progress import CallCounter, progress
+from bottega.cli.shown_progress import CallCounter, progress
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE, LABELLED_IMAGES
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.image_limits import check_prompt_images, images_per_prompt
-from bottega.evaluation.outcomes import Method, MethodKey, Outcome, ScoredAnswer
-from bottega.evaluation.planning import (
+from bottega.evaluation.methods.image_limits import check_prompt_images, images_per_prompt
+from bottega.evaluation.methods.planning import (
     check_benchmark_fit,
     max_calls,
     max_demonstrations,
     method_keys,
 )
+from bottega.evaluation.outcomes import Method, MethodKey, Outcome, ScoredAnswer
 from bottega.evaluation.report.payload import keep_thumbnails
-from bottega.evaluation.run_store import RunStore
-from bottega.evaluation.runner import Result, RunState, evaluate
+from bottega.evaluation.runs.run_store import RunStore
+from bottega.evaluation.runs.runner import Result, RunState, evaluate
 from bottega.generation import TransformersGenerator
 from bottega.protocols import Generator, Recorder
 from bottega.recipes import Classifier

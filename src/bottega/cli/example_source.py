@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from bottega.cli.progress import progress
+from bottega.cli.shown_progress import progress
 from bottega.errors import LoadError, OnError, SettingError
 from bottega.evaluation.benchmarks.loading import PUBLISHED, load_benchmark
 from bottega.evaluation.benchmarks.passages import load_passages

@@ -18,7 +18,12 @@ from bottega.cli.knowledge_files import check_filled, open_rows
 from bottega.cli.options import Json, Namespace, RecordedTraces, knowledge_option
 from bottega.cli.output import console, note, print_json, say, shown
 from bottega.errors import SettingError
-from bottega.evaluation.page import ENDED, format_value, image_hashes, render_explanation
+from bottega.evaluation.report.explanation import (
+    ENDED,
+    format_value,
+    image_hashes,
+    render_explanation,
+)
 from bottega.image import Image
 from bottega.recording import StoredCandidate, StoredNode, StoredTrace
 

@@ -12,8 +12,8 @@ from typer import Option
 from bottega.cli.help import HelpCommand, command_group
 from bottega.cli.options import Database, DataFolder, OnlyNamespace, gateway_store, since_option
 from bottega.cli.output import note, say
-from bottega.gateway.accounting.feedback import read_feedback
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ratings import read_feedback
 
 feedback = command_group("Read the feedback that clients have sent.")
 

@@ -16,7 +16,7 @@ from bottega.cli.output import note, plural, print_json, print_result, print_tab
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.limiter import ALL
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.config.loading import load_config
+from bottega.gateway.config.config_file import load_config
 from bottega.naming import suggestion
 
 COLUMNS = (

@@ -35,7 +35,7 @@ from bottega.cli.output import (
     say,
     warn,
 )
-from bottega.cli.progress import Status, progress
+from bottega.cli.shown_progress import Status, progress
 from bottega.errors import LoadError, SettingError
 from bottega.knowledge import AddResult, KnowledgeBase
 from bottega.knowledge.batch import is_sound

@@ -35,12 +35,12 @@ from bottega.cli.options import (
     WorkerCount,
 )
 from bottega.cli.output import note, noting_interruption, plural, say, waiting, warn
-from bottega.cli.progress import progress
+from bottega.cli.shown_progress import progress
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.examples import labels_of
-from bottega.evaluation.master_answers import (
+from bottega.evaluation.methods.master_answers import (
     MasterAnswers,
     QuestionKey,
     ask_master,

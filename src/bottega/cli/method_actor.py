@@ -19,19 +19,19 @@ from bottega.cli.components import (
     open_retrieval,
 )
 from bottega.cli.output import note, plural, waiting, warn
-from bottega.cli.progress import Step, progress
+from bottega.cli.shown_progress import Step, progress
 from bottega.errors import BottegaError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.drafts import DraftGenerator
-from bottega.evaluation.methods import COMPRESSION_METHODS
+from bottega.evaluation.methods.draft_answers import DraftGenerator
+from bottega.evaluation.methods.planning import needs_search, plan
+from bottega.evaluation.methods.retrieval import nearest_retriever
+from bottega.evaluation.methods.retriever_factory import retriever_factory
+from bottega.evaluation.methods.specifications import COMPRESSION_METHODS
 from bottega.evaluation.outcomes import Budget, BudgetedGenerator, Method, MethodKey, Outcome
-from bottega.evaluation.planning import needs_search, plan
-from bottega.evaluation.retrieval import nearest_retriever
-from bottega.evaluation.retriever_factory import retriever_factory
 from bottega.generation import ReplayGenerator, TransformersGenerator
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.index import Metric
+from bottega.knowledge.index.vector_index import Metric
 from bottega.naming import ModelSpec
 from bottega.pipeline import run_sync
 from bottega.protocols import Generator, Pricer, Prompter, Reranker, turns_only

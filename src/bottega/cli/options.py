@@ -85,8 +85,8 @@ Database = Annotated[
 def gateway_store(data: Path | None, database: str | None) -> Path | str:
     """Return the location of accounts and ledger: a file, or the URL of a database. Options
     override environment variables, which override ./bottega.toml. Raises `SettingError`."""
-    from bottega.gateway.accounting.schema import FILE
-    from bottega.gateway.config.loading import load_config
+    from bottega.gateway.accounting.ledger_schema import FILE
+    from bottega.gateway.config.config_file import load_config
 
     if data is not None and database is not None:
         raise SettingError("--data and --database exclude each other", hint="remove one of them")

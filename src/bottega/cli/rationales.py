@@ -36,7 +36,7 @@ from bottega.cli.output import (
     waiting,
     warn,
 )
-from bottega.cli.progress import Step, progress
+from bottega.cli.shown_progress import Step, progress
 from bottega.errors import WorkerError
 from bottega.evaluation.metrics.intervals import mean
 from bottega.evaluation.outcomes import Budget, is_item_error

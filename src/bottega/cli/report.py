@@ -9,10 +9,10 @@ from typer import Argument, Option
 
 from bottega.cli.options import BenchmarkSpec, ItemLimit, Seed
 from bottega.cli.output import note, noting_interruption, plural, say, waiting, warn
-from bottega.cli.progress import progress
+from bottega.cli.shown_progress import progress
+from bottega.evaluation.benchmarks.dataset_export import FORMATS, write_dataset
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.export import FORMATS, write_dataset
-from bottega.evaluation.predictions import write_predictions
+from bottega.evaluation.report.predictions import write_predictions
 from bottega.evaluation.report.render import write_report
 
 

@@ -25,7 +25,7 @@ from bottega.errors import BottegaError, SettingError, needs_extra
 from bottega.image import Image
 
 if TYPE_CHECKING:
-    from bottega.gateway.config.settings import Config
+    from bottega.gateway.config.gateway_settings import Config
     from bottega.pipeline import Pipeline
     from bottega.protocols import Pricer
 
@@ -123,7 +123,7 @@ def serve(
             _check_workers(workers, chosen)
 
         def read() -> Config:
-            from bottega.gateway.config.loading import load_config
+            from bottega.gateway.config.config_file import load_config
 
             loaded = load_config(config or CONFIG).override(host=host, port=port, data=data)
             return _with_tuned_settings(loaded)
@@ -187,7 +187,7 @@ def _warn_of_order(config: Config, prices: Pricer) -> None:
 
 def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, Pipeline | None]:
     with needs_extra("serve"):
-        from bottega.gateway.config.loading import load_config, parse_config
+        from bottega.gateway.config.config_file import load_config, parse_config
         from bottega.gateway.running.tiers import config_of, load_pipeline
     if sum((target is not None, file is not None, demo)) > 1:
         raise SettingError(
@@ -317,8 +317,8 @@ def _announce(protected: bool, url: str, demo: bool, kept: Path | None, console:
 
 def _print_saved(config: Config) -> None:
     from bottega.gateway.accounting.ledger import Ledger
+    from bottega.gateway.accounting.ledger_schema import FILE
     from bottega.gateway.accounting.savings import savings
-    from bottega.gateway.accounting.schema import FILE
 
     with closing(Ledger(config.gateway.data / FILE, create=False)) as ledger:
         found = savings(ledger)

@@ -19,21 +19,21 @@ from bottega._util.valkey import display_valkey_url
 from bottega.cli.output import print_table, say
 from bottega.errors import BottegaError, store_errors
 from bottega.gateway.accounting.accounts import Accounts
+from bottega.gateway.accounting.ledger_schema import FILE
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.accounting.schema import FILE
 from bottega.gateway.config.checks import PARAMETERS
-from bottega.gateway.config.loading import MASTER_RATE, MIN_SIMILARITY
-from bottega.gateway.config.settings import Config
-from bottega.gateway.config.tiers import TierSettings
-from bottega.gateway.config.variants import VariantSettings
+from bottega.gateway.config.config_file import MASTER_RATE, MIN_SIMILARITY
+from bottega.gateway.config.gateway_settings import Config
+from bottega.gateway.config.tier_settings import TierSettings
+from bottega.gateway.config.variant_settings import VariantSettings
 from bottega.gateway.errors import MisconfiguredError, tier_fix
 from bottega.gateway.ports import MAX_NAME, ServedTier
+from bottega.gateway.request.upstreams import HttpUpstream
 from bottega.gateway.running.cache_views import cache_location
 from bottega.gateway.running.process import base_url
 from bottega.gateway.running.tiers import OPENAI, TierSet, key_variable
 from bottega.gateway.state.shared import check_redis
 from bottega.gateway.telemetry.logs import printable
-from bottega.gateway.upstreams import HttpUpstream
 from bottega.image import Image
 from bottega.openai_api.endpoint import Endpoint
 from bottega.openai_api.request import Body

@@ -31,9 +31,9 @@ from bottega.cli.output import note, plural, waiting, warn
 from bottega.cli.stream_run import StreamRun
 from bottega.errors import SettingError
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.master_answers import labelled_questions
+from bottega.evaluation.methods.master_answers import labelled_questions
 from bottega.evaluation.outcomes import Budget
-from bottega.evaluation.stream_plan import (
+from bottega.evaluation.streams.stream_plan import (
     CONTROLS,
     ROUTERS,
     STARTS,

@@ -31,10 +31,10 @@ from bottega.cli.output import (
     to_json,
     warn,
 )
-from bottega.cli.progress import Step, progress
+from bottega.cli.shown_progress import Step, progress
 from bottega.errors import BudgetError, SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
-from bottega.evaluation.master_answers import (
+from bottega.evaluation.methods.master_answers import (
     MasterAnswers,
     ask_master,
     labelled_questions,
@@ -48,13 +48,19 @@ from bottega.evaluation.outcomes import (
     add_cost,
     reply_cost,
 )
-from bottega.evaluation.run_store import CORPUS, RunStore
-from bottega.evaluation.stream_plan import APPRENTICE, MASTER, Stream, StreamConfig, item_orders
-from bottega.evaluation.stream_runs import StreamSetup, run_streams
-from bottega.evaluation.stream_summary import CurvePoint, summarize_streams
-from bottega.evaluation.stream_trends import COLUMNS as TREND_COLUMNS
-from bottega.evaluation.stream_trends import find_trends
-from bottega.evaluation.streams import StreamResult
+from bottega.evaluation.runs.run_store import CORPUS, RunStore
+from bottega.evaluation.streams.growing_cache import StreamResult
+from bottega.evaluation.streams.stream_plan import (
+    APPRENTICE,
+    MASTER,
+    Stream,
+    StreamConfig,
+    item_orders,
+)
+from bottega.evaluation.streams.stream_runs import StreamSetup, run_streams
+from bottega.evaluation.streams.stream_summary import CurvePoint, summarize_streams
+from bottega.evaluation.streams.stream_trends import COLUMNS as TREND_COLUMNS
+from bottega.evaluation.streams.stream_trends import find_trends
 from bottega.generation import ReplayGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import ModelSpec

@@ -22,18 +22,18 @@ from bottega.cli.knowledge_files import (
 )
 from bottega.cli.options import DefaultModel, Json, KnowledgeFile, Namespace, Seed
 from bottega.cli.output import note, noting_interruption, plural, print_json, print_table, say
-from bottega.cli.progress import progress
+from bottega.cli.shown_progress import progress
 from bottega.cli.vector_answer import VISUAL_RAG
 from bottega.errors import SettingError
-from bottega.evaluation.leave_one_out import (
+from bottega.evaluation.methods.leave_one_out import (
     LabelledSample,
     cached_embedders,
     logistic_trial,
     model_trials,
     vote_trials,
 )
+from bottega.evaluation.methods.tuning import Selection, Setting, Trial, select
 from bottega.evaluation.metrics.intervals import Estimate, bounds
-from bottega.evaluation.tuning import Selection, Setting, Trial, select
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.tuned_settings import TunedSettings, tuned_for
 from bottega.naming import check_embedder, check_model, default_model, image_embedders, open_model

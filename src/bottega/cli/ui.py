@@ -39,7 +39,7 @@ def ui(
     browser. Ctrl-C stops the console.
     """
     with needs_extra("ui"):
-        from bottega.gateway.config.settings import ServerSettings
+        from bottega.gateway.config.gateway_settings import ServerSettings
         from bottega.gateway.running.process import base_url, bind_socket
         from bottega.recording import TraceStore
         from bottega.ui.sessions import new_token

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 
 from bottega.errors import SettingError
-from bottega.evaluation.logistic import KnowledgeBaseLogistic, check_labelled
-from bottega.evaluation.votes import knn
+from bottega.evaluation.methods.logistic import KnowledgeBaseLogistic, check_labelled
+from bottega.evaluation.methods.votes import knn
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import suggestion
 from bottega.types import Answer, Candidate, Query

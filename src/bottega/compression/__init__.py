@@ -4,6 +4,7 @@ Requires the extra `local`: torch and transformers."""
 
 from bottega.compression.hyper_model import HyperModel, InputBuilder, sentence_prompts
 from bottega.compression.model import CompressorConfig, RaccModel
+from bottega.compression.passage_store import Manifest, PassageStore
 from bottega.compression.persistence import SavedCompressor, load, save
 from bottega.compression.prefixes import (
     KVReuse,
@@ -11,7 +12,6 @@ from bottega.compression.prefixes import (
     PassageCompressor,
     PrefixSearcher,
 )
-from bottega.compression.store import Manifest, PassageStore
 
 __all__ = [
     "CompressorConfig",

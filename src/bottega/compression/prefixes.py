@@ -22,7 +22,7 @@ from bottega.compression.hyper_model import (
     with_tokens,
 )
 from bottega.compression.model import QueryPrompts, RaccModel
-from bottega.compression.store import PassageStore
+from bottega.compression.passage_store import PassageStore
 from bottega.errors import SettingError, check_scores
 from bottega.kv_prefix import KEEP_NO_LOGITS, Batch, KeyValues, decoder_config, fresh_rope_offsets
 from bottega.protocols import Generator, Parser, PrefixGenerator, Prompter

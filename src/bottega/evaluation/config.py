@@ -12,7 +12,7 @@ from bottega.errors import LoadError
 from bottega.evaluation.examples import Relevance
 from bottega.evaluation.search_config import SearchConfig
 from bottega.knowledge.embedders.names import BUNDLED
-from bottega.knowledge.index import Metric
+from bottega.knowledge.index.vector_index import Metric
 from bottega.naming import source_digest
 from bottega.recipes.racc import COMPRESSOR, STORE
 

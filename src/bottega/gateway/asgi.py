@@ -22,10 +22,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from bottega.errors import StoreError
-from bottega.gateway.chat import Gateway
-from bottega.gateway.completions import completions_endpoint
-from bottega.gateway.decode_budget import BodyBudget
-from bottega.gateway.embeddings import EmbeddingsEndpoint
+from bottega.gateway.apis.embeddings import EmbeddingsEndpoint
+from bottega.gateway.apis.messages import PING, messages_endpoint, token_count_endpoint
+from bottega.gateway.apis.messages import error_body as messages_error
+from bottega.gateway.apis.responses import responses_endpoint
+from bottega.gateway.apis.text_completions import completions_endpoint
 from bottega.gateway.errors import (
     CLOSING,
     error_response,
@@ -33,12 +34,11 @@ from bottega.gateway.errors import (
     to_api_error,
     unknown_model,
 )
-from bottega.gateway.messages import PING, messages_endpoint, token_count_endpoint
-from bottega.gateway.messages import error_body as messages_error
 from bottega.gateway.ports import Answer, Receive, Reply, RequestRecord, Scope, Send
-from bottega.gateway.requests import Limits, check_host
-from bottega.gateway.response_store import not_stored, unknown_response
-from bottega.gateway.responses import responses_endpoint
+from bottega.gateway.request.chat import Gateway
+from bottega.gateway.request.decode_budget import BodyBudget
+from bottega.gateway.request.reading import Limits, check_host
+from bottega.gateway.request.response_store import not_stored, unknown_response
 from bottega.gateway.telemetry.request_spans import Measure, not_measured
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.streams import to_event

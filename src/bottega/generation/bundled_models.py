@@ -20,8 +20,8 @@ from bottega.protocols import Generator
 from bottega.types import Prompt, Reply, Sampling
 
 if TYPE_CHECKING:
-    from bottega.generation.caches import FeatureSource
     from bottega.generation.in_process import InProcessModel
+    from bottega.generation.kv_caches import FeatureSource
 
 WARNING = (
     "this bundled model cannot read photographs: its vision was trained on 64 x 64 synthetic"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bottega.errors import BottegaError, GenerationError, PromptRejectedError, PromptTooLongError
-from bottega.generation.caches import VisionCache
+from bottega.generation.kv_caches import VisionCache
 from bottega.generation.sampling import SampleRow
 from bottega.generation.token_tree import TokenTree
 from bottega.generation.tokenization import (

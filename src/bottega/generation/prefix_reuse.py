@@ -22,7 +22,7 @@ import transformers
 from PIL import Image as Pillow
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from bottega.generation.caches import IntArray, PrefixCache, VisionCache, common_prefix
+from bottega.generation.kv_caches import IntArray, PrefixCache, VisionCache, common_prefix
 from bottega.generation.tokenization import PromptTokenizer, RenderedPrompt, TokenizedPrompt
 from bottega.kv_prefix import Batch, KeyValues
 

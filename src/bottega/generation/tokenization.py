@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from PIL import Image as Pillow
 
-from bottega.generation.caches import IntArray
+from bottega.generation.kv_caches import IntArray
 from bottega.image import Image
 from bottega.types import Prefix, Sampling
 

@@ -13,8 +13,8 @@ from bottega.bundled.fast_vlm import FastVlm
 from bottega.bundled.photo_model import REINSTALL
 from bottega.bundled.processor import FastVlmProcessor
 from bottega.errors import MissingDependencyError, ModelLoadError, needs_extra
-from bottega.generation.caches import MAX_BYTES, VisionCache
 from bottega.generation.in_process import InProcessModel, first_line
+from bottega.generation.kv_caches import MAX_BYTES, VisionCache
 from bottega.generation.token_tree import TokenTree
 from bottega.generation.tokenization import ControlTokens, RenderedPrompt
 from bottega.generation.tree_generation import TreeGenerator

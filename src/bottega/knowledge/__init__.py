@@ -8,7 +8,7 @@ from bottega.knowledge.embedders.bundled_tower import (
 )
 from bottega.knowledge.embedders.flmr import FlmrEmbedder
 from bottega.knowledge.embedders.joined import JoinedEmbedder
-from bottega.knowledge.embedders.pixels import PixelEmbedder
+from bottega.knowledge.embedders.pixel_embedder import PixelEmbedder
 from bottega.knowledge.embedders.sentence import (
     DualEmbedder,
     MultiVectorEncoderEmbedder,
@@ -23,8 +23,8 @@ from bottega.knowledge.eviction import (
     RandomEviction,
 )
 from bottega.knowledge.filters import And, Contains, Eq, Filter, In, Range
-from bottega.knowledge.late_interaction.index import LateInteractionIndex
-from bottega.knowledge.late_interaction.search import SearchEffort
+from bottega.knowledge.late_interaction.token_index import LateInteractionIndex
+from bottega.knowledge.late_interaction.token_search import SearchEffort
 from bottega.knowledge.loaders.delimited import load_manyicl, load_table
 from bottega.knowledge.loaders.folders import (
     has_splits,

@@ -24,16 +24,16 @@ from bottega.errors import LogPrunedError, OnError, SettingError, StoreError, er
 from bottega.image import path_text
 from bottega.knowledge.batch import check_annotation, embedded_batches, reindex, replace_batch
 from bottega.knowledge.copy_store import check_finished
-from bottega.knowledge.database import CloseOnExit
 from bottega.knowledge.embedders.names import note_of, open_embedder, packaged_name
 from bottega.knowledge.eviction import Capacity, Eviction, LeastRecentlyUsedEviction, UsageBuffer
-from bottega.knowledge.index import Metric
-from bottega.knowledge.index_files import delete_index_files
-from bottega.knowledge.ports import Rows, VectorSearch
+from bottega.knowledge.index.index_files import delete_index_files
+from bottega.knowledge.index.vector_index import Metric
 from bottega.knowledge.reader import unknown_id_error
 from bottega.knowledge.records import RowMetadata, View, Views, is_text, to_json
-from bottega.knowledge.rows import SqliteRows
 from bottega.knowledge.search import FileSearch, KnowledgeBaseSearch
+from bottega.knowledge.sqlite.database import CloseOnExit
+from bottega.knowledge.sqlite.rows import SqliteRows
+from bottega.knowledge.stores import Rows, VectorSearch
 from bottega.knowledge.transfer import count_exported, export, read_export
 from bottega.knowledge.verification import VerificationReport, makes_vectors, verify
 from bottega.protocols import Embedder

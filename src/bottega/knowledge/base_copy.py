@@ -24,8 +24,8 @@ from bottega.knowledge.copy_store import (
     check_finished,
     row_batches,
 )
-from bottega.knowledge.file_copy import FileSource, FileTarget
 from bottega.knowledge.records import StoredView
+from bottega.knowledge.sqlite.copy import FileSource, FileTarget
 
 LOG_PAGE = 4096
 MAX_NAMED = 3

@@ -11,7 +11,6 @@ from bottega._util.identity import CONTEXT, identity, question_digest
 from bottega._util.progress import Step
 from bottega.errors import EmbeddingError, ImageError, LoadError, OnError, SettingError
 from bottega.knowledge.eviction import Capacity
-from bottega.knowledge.ports import Rows
 from bottega.knowledge.records import (
     EmbeddedBatch,
     View,
@@ -19,6 +18,7 @@ from bottega.knowledge.records import (
     is_text,
     with_id,
 )
+from bottega.knowledge.stores import Rows
 from bottega.protocols import Vectors, embed_concurrency
 from bottega.types import Example
 

@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 
 from bottega._util.identity import json_digest
 from bottega.errors import StoreError
-from bottega.knowledge.ports import Rows
 from bottega.knowledge.records import RowMetadata, StoredView, find_damage
+from bottega.knowledge.stores import Rows
 from bottega.knowledge.transfer import NO_NUMBERS, is_numeric
 from bottega.protocols import Vectors
 from bottega.types import Example

@@ -14,8 +14,8 @@ from threading import Lock
 from typing import Protocol
 
 from bottega.errors import SettingError, StoreFullError, StoreReadOnlyError
-from bottega.knowledge.database import LOST_PREFIX, remove_rows
 from bottega.knowledge.records import UsageRecord, is_text
+from bottega.knowledge.sqlite.database import LOST_PREFIX, remove_rows
 
 PRIME = 2_147_483_647
 HOUR = 3600.0

@@ -10,9 +10,9 @@ from bottega import notebook
 from bottega.errors import BottegaError, NotFoundError, SettingError
 from bottega.image import Image
 from bottega.knowledge.filters import And, Eq, Filter
-from bottega.knowledge.index import Metric
-from bottega.knowledge.ports import Rows
+from bottega.knowledge.index.vector_index import Metric
 from bottega.knowledge.records import StoredView
+from bottega.knowledge.stores import Rows
 from bottega.types import Example
 
 SHORTEST_PREFIX = 4

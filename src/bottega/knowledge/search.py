@@ -14,12 +14,12 @@ from bottega._util.identity import Exclude
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError, StoreError
 from bottega.image import KEEP_DECODED_UP_TO
 from bottega.knowledge.filters import Filter
-from bottega.knowledge.index import FaissIndex, Keys, Metric
-from bottega.knowledge.index_follower import IndexFollower, StaleIndexError
-from bottega.knowledge.ports import Rows, SearchScope, VectorSearch
+from bottega.knowledge.index.index_follower import IndexFollower, StaleIndexError
+from bottega.knowledge.index.vector_index import FaissIndex, Keys, Metric
 from bottega.knowledge.reader import KnowledgeBaseReader
 from bottega.knowledge.records import SearchHit, StoredView, View, Views, embed_checked
-from bottega.knowledge.rows import SqliteRows
+from bottega.knowledge.sqlite.rows import SqliteRows
+from bottega.knowledge.stores import Rows, SearchScope, VectorSearch
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Candidate, Example, Query
 

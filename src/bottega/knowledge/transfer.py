@@ -20,8 +20,8 @@ from bottega._util.progress import Step
 from bottega.errors import ImageError, LoadError, OnError, StoreError
 from bottega.image import Image, path_text
 from bottega.knowledge.loaders.folders import open_within
-from bottega.knowledge.ports import Rows
 from bottega.knowledge.records import RowMetadata, find_damage, is_text
+from bottega.knowledge.stores import Rows
 from bottega.types import Example, Query
 
 EXAMPLES, IMAGES = "examples.jsonl", "images"

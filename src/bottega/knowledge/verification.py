@@ -14,10 +14,10 @@ import numpy as np
 from bottega._util.progress import Stages, no_stages
 from bottega.errors import BottegaError, StoreError
 from bottega.knowledge.batch import embed_again, reindex
-from bottega.knowledge.index_files import index_file_problems, index_files
-from bottega.knowledge.ports import Rows
+from bottega.knowledge.index.index_files import index_file_problems, index_files
 from bottega.knowledge.records import StoredView, View, check_dimensions, find_damage, has_valid_id
-from bottega.knowledge.rows import SqliteRows
+from bottega.knowledge.sqlite.rows import SqliteRows
+from bottega.knowledge.stores import Rows
 
 Repair = Callable[[], None]
 # Description of a problem, and its repair if there is one.

@@ -33,7 +33,7 @@ from bottega.retrieval import (
     keyword_query,
 )
 from bottega.retrieval.keywords import KeywordExtractor, response_text
-from bottega.retrieval.ports import ChangeReader
+from bottega.retrieval.sources import ChangeReader
 from bottega.types import Example, Query, Sampling
 
 RetrievalName = Literal[

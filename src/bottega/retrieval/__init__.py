@@ -17,7 +17,6 @@ from bottega.retrieval.keywords import (
     stored_keywords,
     tag_keywords,
 )
-from bottega.retrieval.ports import LabelledPool, StaticExamples
 from bottega.retrieval.retrievers import (
     BalancedSampler,
     CrossModalRetriever,
@@ -28,6 +27,7 @@ from bottega.retrieval.retrievers import (
     SharedRetriever,
     UniformSampler,
 )
+from bottega.retrieval.sources import LabelledPool, StaticExamples
 
 __all__ = [
     "BM25Retriever",

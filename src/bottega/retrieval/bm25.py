@@ -14,7 +14,7 @@ import numpy as np
 from bottega._util.identity import Exclude, is_excluded
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError, check_count
 from bottega.protocols import Vectors
-from bottega.retrieval.ports import ChangeFeed, ChangeFollower
+from bottega.retrieval.sources import ChangeFeed, ChangeFollower
 from bottega.types import Candidate, Example, Query
 
 Tokenizer = Callable[[str], list[str]]

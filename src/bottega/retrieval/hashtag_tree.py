@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bottega.errors import check_count
 from bottega.protocols import Vectors
-from bottega.retrieval.ports import VectorLookup
+from bottega.retrieval.sources import VectorLookup
 
 Labels = NDArray[np.intp]
 

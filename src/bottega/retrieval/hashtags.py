@@ -13,7 +13,7 @@ import numpy as np
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError
 from bottega.protocols import Embedder, Vectors
 from bottega.retrieval.hashtag_tree import HashtagTree
-from bottega.retrieval.ports import ChangeFollower, ChangeReader, FilteredSearch, VectorLookup
+from bottega.retrieval.sources import ChangeFollower, ChangeReader, FilteredSearch, VectorLookup
 from bottega.types import Candidate, Query
 
 log = logging.getLogger(__name__)

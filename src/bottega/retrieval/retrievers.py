@@ -15,7 +15,7 @@ from bottega._util.event_loops import gather_or_cancel
 from bottega._util.identity import is_excluded, query_key
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError, check_count
 from bottega.protocols import Embedder, Retriever
-from bottega.retrieval.ports import LabelledPool, NearestSearch, SearchFunction
+from bottega.retrieval.sources import LabelledPool, NearestSearch, SearchFunction
 from bottega.types import Candidate, Example, Query, Trace
 
 

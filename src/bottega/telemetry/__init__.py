@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
-    from bottega.telemetry.export import Exporter
+    from bottega.telemetry.exporters import Exporter
 
 __all__ = ["instrument"]
 
@@ -51,7 +51,7 @@ def open_exporter(*, capture_content: bool = False) -> Exporter:
     without the extra `[otel]`.
     """
     with needs_extra("otel"):
-        from bottega.telemetry.export import Exporter
+        from bottega.telemetry.exporters import Exporter
     return Exporter.open(capture_content=capture_content)
 
 
@@ -59,5 +59,5 @@ def check_exporter(environment: Mapping[str, str]) -> None:
     """Check the variables in `environment` without connecting. Raises the errors of
     `open_exporter`."""
     with needs_extra("otel"):
-        from bottega.telemetry.export import exported_signals
+        from bottega.telemetry.exporters import exported_signals
     exported_signals(environment)

@@ -11,7 +11,7 @@ from starlette.datastructures import UploadFile
 
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.cached_examples import HUMAN, IMPORTED
+from bottega.gateway.request.cached_examples import HUMAN, IMPORTED
 from bottega.image import MAX_BYTES, Image
 from bottega.knowledge import KnowledgeBase
 from bottega.openai_api.errors import ApiError

@@ -9,7 +9,7 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from bottega.errors import EmbeddingError, EmptyKnowledgeBaseError, NotFoundError
-from bottega.gateway.cached_examples import (
+from bottega.gateway.request.cached_examples import (
     HUMAN,
     IMPORTED,
     Forget,

@@ -11,19 +11,19 @@ from pathlib import Path
 
 from bottega._util.caching import LRUCache
 from bottega.errors import NotFoundError, StoreError
-from bottega.evaluation.charts import Chart, by_shots
+from bottega.evaluation.report.charts import Chart, by_shots
 from bottega.evaluation.report.plots import shots_of
-from bottega.evaluation.report.progress import (
+from bottega.evaluation.report.render import render
+from bottega.evaluation.report.run_progress import (
     FileState,
     RunProgress,
     file_state,
     read_progress,
 )
-from bottega.evaluation.report.render import render
 from bottega.evaluation.report.runs import StoredRun, read_run, thumbnail_names
 from bottega.evaluation.report.sections import Section, sections
-from bottega.evaluation.report.streams import StreamSection, is_stream_run, stream_section
-from bottega.evaluation.run_store import FILE, is_running
+from bottega.evaluation.report.stream_sections import StreamSection, is_stream_run, stream_section
+from bottega.evaluation.runs.run_store import FILE, is_running
 from bottega.image import path_text
 
 MAX_DEPTH = 3  # of run folders below the folder of runs

@@ -8,7 +8,7 @@ from starlette.datastructures import FormData
 from starlette.requests import Request
 
 from bottega.errors import BottegaError
-from bottega.gateway.requests import limited, too_large
+from bottega.gateway.request.reading import limited, too_large
 from bottega.openai_api.errors import ApiError
 
 MAX_FILES = 1000  # per form

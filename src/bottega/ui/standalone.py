@@ -19,23 +19,23 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega._util.sqlite import application_id
 from bottega.errors import SettingError
-from bottega.evaluation.run_store import FILE, RUN_FILE
+from bottega.evaluation.runs.run_store import FILE, RUN_FILE
 from bottega.gateway.asgi import unframed
 from bottega.gateway.errors import error_response
-from bottega.gateway.requests import check_host
+from bottega.gateway.request.reading import check_host
 from bottega.image import Image
-from bottega.knowledge.schema import KNOWLEDGE_BASE
+from bottega.knowledge.sqlite.schema import KNOWLEDGE_BASE
 from bottega.openai_api.errors import ApiError
 from bottega.recording import TraceStore
 from bottega.recording.traces import TRACE_STORE
-from bottega.ui.app import common_routes, unknown_page
+from bottega.ui.application import common_routes, unknown_page
 from bottega.ui.bases import OpenBase
 from bottega.ui.cache import CachePages, cache_routes
 from bottega.ui.evaluation_runs import RunLibrary
 from bottega.ui.evaluations import EVALUATIONS, evaluation_routes
-from bottega.ui.knowledge import KnowledgePages, knowledge_routes
+from bottega.ui.knowledge_pages import KnowledgePages, knowledge_routes
 from bottega.ui.pages import Link, Renderer
-from bottega.ui.requests import RequestPages
+from bottega.ui.request_pages import RequestPages
 from bottega.ui.sessions import Sessions
 
 REQUESTS = Link("/requests", "Requests")

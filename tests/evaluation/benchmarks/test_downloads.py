@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import BottegaError, ImageError, LoadError
-from bottega.evaluation.benchmarks.tables import Downloads
+from bottega.evaluation.benchmarks.downloads import Downloads
 from tests.builders import solid_image
 from tests.evaluation.benchmarks.published import write_archive, write_image, write_json
 

@@ -8,7 +8,7 @@ from bottega.errors import BottegaError, LoadError, SettingError
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.mmmu import mmmu
 from bottega.evaluation.benchmarks.source import Source
-from bottega.evaluation.master_answers import labelled_questions, with_answers
+from bottega.evaluation.methods.master_answers import labelled_questions, with_answers
 from bottega.prompting import MMMU, MMMU_REASONED
 from bottega.types import Completion, Example, Query
 from tests.builders import solid_image

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from bottega.errors import BottegaError, ImageError, LoadError, MissingDependencyError, SettingError
-from bottega.evaluation.benchmarks.source import Source, read_location
-from bottega.evaluation.benchmarks.tables import (
+from bottega.evaluation.benchmarks.downloads import (
     image,
     option,
     read_examples,
@@ -17,6 +16,7 @@ from bottega.evaluation.benchmarks.tables import (
     text,
     texts,
 )
+from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.knowledge.loaders.jsonl import Row
 from bottega.types import Example, Query
 from tests.builders import solid_image

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bottega.evaluation.page import render_explanation
+from bottega.evaluation.report.explanation import render_explanation
 from bottega.recording import StoredTrace
 from tests.browser import NEEDS_CHROMIUM, Page, browsing
 from tests.builders import search_tree

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bottega.evaluation.page import ENDED, image_hashes, render_explanation
+from bottega.evaluation.report.explanation import ENDED, image_hashes, render_explanation
 from bottega.image import Image
 from bottega.recording import stored_trace
 from bottega.types import Ended, Query, SearchNode, SearchTree

@@ -17,9 +17,9 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.report.payload import keep_thumbnails
-from bottega.evaluation.run_store import FILE, RunStore
-from bottega.evaluation.runner import RunState, evaluate
-from bottega.evaluation.stream_plan import StreamConfig
+from bottega.evaluation.runs.run_store import FILE, RunStore
+from bottega.evaluation.runs.runner import RunState, evaluate
+from bottega.evaluation.streams.stream_plan import StreamConfig
 from bottega.image import Image
 from bottega.types import Answer, Candidate, Completion, Example, Prompt, Query, Reply, Trace, Usage
 

@@ -18,9 +18,9 @@ from bottega.errors import SettingError
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.report.payload import payload
 from bottega.evaluation.report.render import write_report
+from bottega.evaluation.report.result_tables import as_csv, as_markdown
 from bottega.evaluation.report.runs import read_run
 from bottega.evaluation.report.sections import sections
-from bottega.evaluation.report.tables import as_csv, as_markdown
 from tests.evaluation.report.builders import (
     HOSTILE,
     benchmark,

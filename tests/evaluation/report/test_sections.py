@@ -12,11 +12,11 @@ from bottega.evaluation.metrics.intervals import mcnemar, paired_difference
 from bottega.evaluation.metrics.metric import Accuracy, MacroF1
 from bottega.evaluation.metrics.vqa import Answerability
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.paired import paired_differences
+from bottega.evaluation.report.result_tables import as_markdown
 from bottega.evaluation.report.runs import StoredRun, read_run
 from bottega.evaluation.report.sections import Section, sections
-from bottega.evaluation.report.tables import as_markdown
-from bottega.evaluation.runner import evaluate
+from bottega.evaluation.runs.paired import paired_differences
+from bottega.evaluation.runs.runner import evaluate
 from bottega.types import Answer, Query
 from tests.builders import example
 from tests.evaluation.report.builders import benchmark, simulated_answers, store_run, three_methods

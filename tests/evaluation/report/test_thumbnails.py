@@ -13,8 +13,8 @@ from bottega.errors import BottegaError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.report.payload import SIDE, keep_thumbnails, thumbnail
-from bottega.evaluation.run_store import FILE, RunStore
-from bottega.evaluation.runner import RunState, evaluate
+from bottega.evaluation.runs.run_store import FILE, RunStore
+from bottega.evaluation.runs.runner import RunState, evaluate
 from bottega.image import Image
 from bottega.types import Answer, Candidate, Prompt, Query, Reply, Trace
 from tests.builders import example, solid_image

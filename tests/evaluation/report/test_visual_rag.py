@@ -10,7 +10,7 @@ import pytest
 from bottega.evaluation.outcomes import ScoredAnswer
 from bottega.evaluation.report.runs import Item, RecordedAnswer, StoredRun
 from bottega.evaluation.report.sections import Section, sections
-from bottega.evaluation.report.visual_rag import average_rows, efficiency
+from bottega.evaluation.report.visual_rag_figures import average_rows, efficiency
 from bottega.types import Answer, Example, Query
 
 N = 200

@@ -12,8 +12,8 @@ import pytest
 from bottega._util.durable_files import os_errors
 from bottega.errors import StoreError, StoreFullError
 from bottega.knowledge.late_interaction import token_array
-from bottega.knowledge.late_interaction.search import TokenIndex
 from bottega.knowledge.late_interaction.token_array import TokenArray
+from bottega.knowledge.late_interaction.token_search import TokenIndex
 from tests.knowledge.late_interaction.data import DIMENSION, documents, names
 
 MATRICES = documents(40, seed=6)

@@ -8,7 +8,7 @@ import pytest
 
 from bottega.errors import EmbeddingError, EmptyKnowledgeBaseError, NotFoundError, StoreError
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
-from bottega.knowledge.late_interaction.index import LateInteractionIndex
+from bottega.knowledge.late_interaction.token_index import LateInteractionIndex
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 from bottega.retrieval import DenseRetriever

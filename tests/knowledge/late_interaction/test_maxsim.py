@@ -17,7 +17,7 @@ from bottega.knowledge.late_interaction.quantization import (
     quantize,
     train_centroids,
 )
-from bottega.knowledge.late_interaction.search import SearchEffort, TokenCopies, nearest
+from bottega.knowledge.late_interaction.token_search import SearchEffort, TokenCopies, nearest
 from bottega.protocols import Vectors
 from tests.knowledge.late_interaction.data import documents, near
 

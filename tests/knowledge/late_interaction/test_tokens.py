@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bottega.errors import EmbeddingError, SettingError, StoreBusyError, StoreError
-from bottega.knowledge.late_interaction import search
+from bottega.knowledge.late_interaction import token_search as search
 from bottega.knowledge.late_interaction.maxsim import exact_scores
-from bottega.knowledge.late_interaction.search import SearchEffort, TokenIndex
 from bottega.knowledge.late_interaction.token_array import TokenArray
+from bottega.knowledge.late_interaction.token_search import SearchEffort, TokenIndex
 from bottega.protocols import Vectors
 from tests.knowledge.late_interaction.data import DIMENSION, documents, names
 

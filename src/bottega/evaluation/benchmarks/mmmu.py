@@ -9,8 +9,7 @@ from functools import partial
 
 from bottega.errors import LoadError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.source import Source, read_location
-from bottega.evaluation.benchmarks.tables import (
+from bottega.evaluation.benchmarks.downloads import (
     UNUSABLE,
     by_letter,
     image,
@@ -19,6 +18,7 @@ from bottega.evaluation.benchmarks.tables import (
     text,
     texts,
 )
+from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.metrics.mathvision_official import (
     OfficialMathVisionAccuracy,
     OfficialMathVisionParser,

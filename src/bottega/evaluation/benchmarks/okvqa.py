@@ -11,8 +11,7 @@ from pathlib import Path
 
 from bottega.errors import LoadError, OnError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.source import Source, read_location
-from bottega.evaluation.benchmarks.tables import (
+from bottega.evaluation.benchmarks.downloads import (
     UNUSABLE,
     Downloads,
     coco_number,
@@ -22,6 +21,7 @@ from bottega.evaluation.benchmarks.tables import (
     required,
     texts,
 )
+from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.metrics.metric import NotScored
 from bottega.evaluation.metrics.vqa import direct_answer, vqa_accuracy
 from bottega.image import Image

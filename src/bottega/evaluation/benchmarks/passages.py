@@ -10,8 +10,8 @@ from urllib.parse import unquote
 
 from bottega.errors import LoadError, OnError
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.downloads import Downloads, required
 from bottega.evaluation.benchmarks.okvqa import first_split
-from bottega.evaluation.benchmarks.tables import Downloads, required
 from bottega.image import path_text
 from bottega.knowledge.loaders.delimited import csv_rows
 from bottega.knowledge.loaders.jsonl import Row, load_passage_lines, parse_rows

@@ -10,8 +10,7 @@ import orjson
 
 from bottega.errors import LoadError, OnError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.source import Source, read_location
-from bottega.evaluation.benchmarks.tables import (
+from bottega.evaluation.benchmarks.downloads import (
     UNUSABLE,
     image,
     option,
@@ -20,6 +19,7 @@ from bottega.evaluation.benchmarks.tables import (
     text,
     texts,
 )
+from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.metrics.official_choices import OneStatementParser
 from bottega.image import path_text
 from bottega.knowledge.loaders.jsonl import Row, parse_rows

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.downloads import Downloads, required, text
 from bottega.evaluation.benchmarks.okvqa import (
     AnnotatedQuestion,
     Make,
@@ -21,7 +22,6 @@ from bottega.evaluation.benchmarks.okvqa import (
     references,
 )
 from bottega.evaluation.benchmarks.source import Source
-from bottega.evaluation.benchmarks.tables import Downloads, required, text
 from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.metrics.vqa import (
     UNANSWERABLE,

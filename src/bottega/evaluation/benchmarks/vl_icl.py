@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bottega.errors import LoadError
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.downloads import UNUSABLE, Downloads, required, texts
 from bottega.evaluation.benchmarks.okvqa import (
     AnnotatedQuestion,
     annotated_question,
@@ -13,7 +14,6 @@ from bottega.evaluation.benchmarks.okvqa import (
     read_questions,
 )
 from bottega.evaluation.benchmarks.source import Source, read_location
-from bottega.evaluation.benchmarks.tables import UNUSABLE, Downloads, required, texts
 from bottega.evaluation.metrics.vl_icl import Containment, ExactMatch
 from bottega.knowledge.loaders.jsonl import Row
 from bottega.parsing import plain_text

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from bottega.errors import LoadError
 from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
-from bottega.evaluation.benchmarks.source import Source, read_location
-from bottega.evaluation.benchmarks.tables import (
+from bottega.evaluation.benchmarks.downloads import (
     UNUSABLE,
     Make,
     image,
@@ -19,6 +18,7 @@ from bottega.evaluation.benchmarks.tables import (
     required,
     text,
 )
+from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.metrics.official_choices import OneStatementParser
 from bottega.image import Image, path_text
 from bottega.knowledge.loaders.jsonl import Row

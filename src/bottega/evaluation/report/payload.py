@@ -18,7 +18,7 @@ from bottega.evaluation.examples import labels_of
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.report.runs import Demonstration, Item, RecordedAnswer
 from bottega.evaluation.report.sections import Row, Section
-from bottega.evaluation.run_store import BUSY_SECONDS, RUN_FILE
+from bottega.evaluation.runs.run_store import BUSY_SECONDS, RUN_FILE
 from bottega.image import Image
 
 SIDE = 112

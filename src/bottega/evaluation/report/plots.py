@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from bottega._util.progress import Step
 from bottega.errors import require_extra
-from bottega.evaluation.charts import Series, pareto_front, result_point, shot_series
+from bottega.evaluation.report.charts import Series, pareto_front, result_point, shot_series
 from bottega.evaluation.report.sections import Row, Section
-from bottega.evaluation.report.streams import StreamSection, figures
+from bottega.evaluation.report.stream_sections import StreamSection, figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

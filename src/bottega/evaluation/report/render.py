@@ -18,12 +18,20 @@ from bottega import __version__
 from bottega._util.durable_files import make_out_folder
 from bottega._util.progress import Stages, no_stages
 from bottega.errors import MissingDependencyError, SettingError
-from bottega.evaluation.charts import Chart, by_cost, by_shots
-from bottega.evaluation.page import page_environment, style_sheet
-from bottega.evaluation.prompts import description_text
+from bottega.evaluation.methods.prompts import description_text
+from bottega.evaluation.methods.retrieval import EXCLUSION_RULE
+from bottega.evaluation.report.charts import Chart, by_cost, by_shots
+from bottega.evaluation.report.explanation import page_environment, style_sheet
 from bottega.evaluation.report.payload import payload
 from bottega.evaluation.report.plots import cost_axis, cost_series, plot, plot_streams, shots_of
 from bottega.evaluation.report.references import Reference, references
+from bottega.evaluation.report.result_tables import (
+    as_csv,
+    as_markdown,
+    items_as_csv,
+    streams_as_csv,
+    streams_as_markdown,
+)
 from bottega.evaluation.report.runs import StoredRun, read_run
 from bottega.evaluation.report.sections import (
     Breakdown,
@@ -35,22 +43,14 @@ from bottega.evaluation.report.sections import (
     demonstration_texts,
     sections,
 )
-from bottega.evaluation.report.streams import (
+from bottega.evaluation.report.stream_sections import (
     StreamSection,
     figures,
     is_stream_run,
     stream_section,
 )
-from bottega.evaluation.report.tables import (
-    as_csv,
-    as_markdown,
-    items_as_csv,
-    streams_as_csv,
-    streams_as_markdown,
-)
-from bottega.evaluation.report.visual_rag import Efficiency, average_rows, efficiency
-from bottega.evaluation.retrieval import EXCLUSION_RULE
-from bottega.evaluation.run_store import ORDERS, SHOWN
+from bottega.evaluation.report.visual_rag_figures import Efficiency, average_rows, efficiency
+from bottega.evaluation.runs.run_store import ORDERS, SHOWN
 from bottega.image import path_text
 
 SCRIPTS = ("comparison.js", "items.js")

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from bottega.errors import NotFoundError
-from bottega.evaluation.methods import METHODS
+from bottega.evaluation.methods.specifications import METHODS
 from bottega.evaluation.outcomes import ScoredAnswer
-from bottega.evaluation.run_store import BUSY_SECONDS, FILE, PLANNED, RUN_FILE
+from bottega.evaluation.runs.run_store import BUSY_SECONDS, FILE, PLANNED, RUN_FILE
 from bottega.image import path_text
 from bottega.types import Answer, Example, Query
 

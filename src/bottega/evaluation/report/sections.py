@@ -10,20 +10,20 @@ from typing import Literal
 
 from bottega._util.progress import Stages, Step, no_stages
 from bottega.evaluation.examples import labels_of
+from bottega.evaluation.methods.prompts import description_text
 from bottega.evaluation.metrics.intervals import Estimate, mean
 from bottega.evaluation.metrics.metric import Judgement, MacroF1, NotScored, macro_f1
 from bottega.evaluation.metrics.vqa import Answerability
 from bottega.evaluation.outcomes import ScoredAnswer, method_title
-from bottega.evaluation.paired import (
+from bottega.evaluation.report.runs import Item, Key, RecordedAnswer, StoredRun
+from bottega.evaluation.runs.paired import (
     PairedDifference,
     compare,
     is_other_baseline,
     paired_differences,
 )
-from bottega.evaluation.prompts import description_text
-from bottega.evaluation.report.runs import Item, Key, RecordedAnswer, StoredRun
-from bottega.evaluation.run_store import SHOWN
-from bottega.evaluation.runner import Figure, Result, summarize
+from bottega.evaluation.runs.run_store import SHOWN
+from bottega.evaluation.runs.runner import Figure, Result, summarize
 from bottega.types import Example
 
 MAX_GROUPS = 40

@@ -18,9 +18,9 @@ from typing import Any
 from bottega._util.outage import OutageLog
 from bottega._util.sql_tables import SqlRow, SqlTables, placeholders
 from bottega.errors import BottegaError, NotFoundError, SettingError
-from bottega.gateway.accounting.database import open_tables
+from bottega.gateway.accounting.ledger_database import open_tables
+from bottega.gateway.accounting.ledger_schema import ACCOUNTS, GATEWAY_DB
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.accounting.schema import ACCOUNTS, GATEWAY_DB
 from bottega.knowledge.records import is_text
 
 log = logging.getLogger(__name__)

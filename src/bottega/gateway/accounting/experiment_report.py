@@ -10,7 +10,7 @@ import numpy as np
 from bottega._util.sql_tables import SqlRow
 from bottega.errors import NotFoundError
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.schema import CURRENT_RULES, REJECTED
+from bottega.gateway.accounting.ledger_schema import CURRENT_RULES, REJECTED
 from bottega.gateway.accounting.sequential import (
     ALPHA,
     Floats,

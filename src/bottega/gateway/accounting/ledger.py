@@ -18,7 +18,7 @@ from bottega._util.outage import OutageLog
 from bottega._util.postgres import PostgresPool
 from bottega._util.sql_tables import DatabaseTables, SqlDialect, SqlRow
 from bottega.errors import BottegaError
-from bottega.gateway.accounting.database import (
+from bottega.gateway.accounting.ledger_database import (
     AccountMonth,
     FileLedger,
     LedgerBatch,
@@ -28,8 +28,8 @@ from bottega.gateway.accounting.database import (
     month_of,
     open_tables,
 )
+from bottega.gateway.accounting.ledger_schema import DAY, RULES_VERSION
 from bottega.gateway.accounting.row_types import Entry, ShadowSample, dollars
-from bottega.gateway.accounting.schema import DAY, RULES_VERSION
 
 log = logging.getLogger(__name__)
 

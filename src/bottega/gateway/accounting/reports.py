@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from bottega._util.sql_tables import optional, placeholders
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger_schema import ENTRIES, REJECTED
 from bottega.gateway.accounting.row_types import Entry
-from bottega.gateway.accounting.schema import ENTRIES, REJECTED
 
 SELECT = f"SELECT {ENTRIES.column_list} FROM gateway_entries"
 FIND = f"{SELECT} WHERE time >= ?1 AND time <= ?2 AND request_id = ?3 AND state != 'shadow' LIMIT 1"

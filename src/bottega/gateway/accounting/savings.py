@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bottega._util.sql_tables import SqlRow, optional
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.schema import CURRENT_RULES, DAY, since_values, sums_since
+from bottega.gateway.accounting.ledger_schema import CURRENT_RULES, DAY, since_values, sums_since
 from bottega.routing.benefit_gate import AgreementPair, ShadowQuality, shadow_quality
 
 Floats = NDArray[np.float64]

@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterable
 
 from bottega._util.settings import SettingPath
-from bottega.gateway.config.settings import (
+from bottega.gateway.config.gateway_settings import (
     CacheSettings,
     Config,
     StateSettings,
     is_server_url,
     sample_url,
 )
-from bottega.gateway.config.tiers import TierSettings
-from bottega.gateway.requests import has_port
+from bottega.gateway.config.tier_settings import TierSettings
+from bottega.gateway.request.reading import has_port
 from bottega.openai_api.fields import SERVICE_TIER
 from bottega.reranking.selection import MAX_SHOWN
 

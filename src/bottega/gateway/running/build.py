@@ -17,29 +17,29 @@ from starlette.routing import BaseRoute
 from bottega.errors import SettingError, StoreError, store_errors
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger_schema import FILE
 from bottega.gateway.accounting.limiter import Access, KeyDefaults, LocalLimiter
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.accounting.schema import FILE
-from bottega.gateway.admin import admin_routes
-from bottega.gateway.cached_examples import Forget
-from bottega.gateway.chat import Gateway, ResponseCache
-from bottega.gateway.completion import Completer
-from bottega.gateway.config.loading import tier_of_model
-from bottega.gateway.config.settings import MB, Config, LimitSettings
-from bottega.gateway.decode_budget import BudgetedRetriever, DecodeBudget
-from bottega.gateway.experiments import Experiment, read_variant
-from bottega.gateway.feedback import FeedbackEndpoint
-from bottega.gateway.finalization import Finalizer, ShadowRunner
-from bottega.gateway.image_fetcher import ImageFetcher
-from bottega.gateway.request_traces import RequestTraces
-from bottega.gateway.requests import Fetch, Limits
-from bottega.gateway.response_cache import BodyCache, ReplyCache, StoredReplies
-from bottega.gateway.response_store import ResponseStore
+from bottega.gateway.apis.admin import admin_routes
+from bottega.gateway.apis.feedback import FeedbackEndpoint
+from bottega.gateway.config.config_file import tier_of_model
+from bottega.gateway.config.gateway_settings import MB, Config, LimitSettings
+from bottega.gateway.request.cached_examples import Forget
+from bottega.gateway.request.chat import Gateway, ResponseCache
+from bottega.gateway.request.completion import Completer
+from bottega.gateway.request.decode_budget import BudgetedRetriever, DecodeBudget
+from bottega.gateway.request.experiments import Experiment, read_variant
+from bottega.gateway.request.finalization import Finalizer, ShadowRunner
+from bottega.gateway.request.image_fetcher import ImageFetcher
+from bottega.gateway.request.reading import Fetch, Limits
+from bottega.gateway.request.request_traces import RequestTraces
+from bottega.gateway.request.response_store import ResponseStore
 from bottega.gateway.running.cache_views import check_cache
 from bottega.gateway.running.caches import NamespaceOpener
 from bottega.gateway.running.namespace_pool import NamespacePool
 from bottega.gateway.running.server import GatewayServer, TenantPool
 from bottega.gateway.running.tiers import PipelineTenantPool, TierSet, build_tiers, pipeline_tiers
+from bottega.gateway.state.response_cache import BodyCache, ReplyCache, StoredReplies
 from bottega.gateway.state.shared import SharedState, check_redis
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.gateway.telemetry.metrics import Metrics

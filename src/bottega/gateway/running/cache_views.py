@@ -15,7 +15,7 @@ from bottega.errors import (
     StoreReadOnlyError,
     store_errors,
 )
-from bottega.gateway.config.settings import Config
+from bottega.gateway.config.gateway_settings import Config
 from bottega.gateway.running.retrievals import VARIANT_VIEW, Retrievals
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.embedders.names import NOTE, packaged_name

@@ -16,13 +16,17 @@ from bottega._util.locations import StoreLocation
 from bottega.errors import BottegaError, EmbedderMismatchError, NotFoundError, StoreError
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import ShadowSample
-from bottega.gateway.config.settings import Config, RouteSettings
-from bottega.gateway.config.variants import BY_QUESTION, Retrieve
-from bottega.gateway.decode_budget import BudgetedExampleWriter, BudgetedRetriever, DecodeBudget
-from bottega.gateway.drafts import DraftGenerator
+from bottega.gateway.config.gateway_settings import Config, RouteSettings
+from bottega.gateway.config.variant_settings import BY_QUESTION, Retrieve
 from bottega.gateway.judging import JUDGE_VERSION
 from bottega.gateway.ports import RequestRecord, Tenant
-from bottega.gateway.request_traces import RequestTraces
+from bottega.gateway.request.decode_budget import (
+    BudgetedExampleWriter,
+    BudgetedRetriever,
+    DecodeBudget,
+)
+from bottega.gateway.request.drafts import DraftGenerator
+from bottega.gateway.request.request_traces import RequestTraces
 from bottega.gateway.running.cache_views import (
     PREPARED,
     cache_location,

@@ -21,8 +21,8 @@ from typing import Any
 import uvicorn
 
 from bottega.errors import SettingError
-from bottega.gateway.config.loading import SECTIONS
-from bottega.gateway.config.settings import Config, ServerSettings
+from bottega.gateway.config.config_file import SECTIONS
+from bottega.gateway.config.gateway_settings import Config, ServerSettings
 from bottega.gateway.running.build import (
     build_experiment,
     build_fetch,

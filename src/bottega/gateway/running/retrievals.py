@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import get_args
 
-from bottega.gateway.config.settings import CacheSettings
-from bottega.gateway.config.variants import Retrieve
+from bottega.gateway.config.gateway_settings import CacheSettings
+from bottega.gateway.config.variant_settings import Retrieve
 from bottega.knowledge import KnowledgeBase, TowerTokenEmbedder, View
 from bottega.knowledge.embedders.names import open_embedder
 from bottega.knowledge.records import DEFAULT

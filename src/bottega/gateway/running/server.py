@@ -18,6 +18,10 @@ from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import Entry
+from bottega.gateway.apis.batches.execution import BatchRunner
+from bottega.gateway.apis.batches.routes import batch_routes
+from bottega.gateway.apis.batches.store import BatchStore
+from bottega.gateway.apis.feedback import FeedbackEndpoint
 from bottega.gateway.asgi import (
     PROBE_PATHS,
     App,
@@ -26,17 +30,13 @@ from bottega.gateway.asgi import (
     error_at,
     open_to_pages,
 )
-from bottega.gateway.batches.routes import batch_routes
-from bottega.gateway.batches.runner import BatchRunner
-from bottega.gateway.batches.store import BatchStore
-from bottega.gateway.chat import Gateway
-from bottega.gateway.config.settings import MB, Config
-from bottega.gateway.decode_budget import BODY_BYTES_PER_SECOND, BodyBudget
+from bottega.gateway.config.gateway_settings import MB, Config
 from bottega.gateway.errors import CLOSING, error_response
-from bottega.gateway.feedback import FeedbackEndpoint
 from bottega.gateway.ports import Receive, RequestRecord, Scope, Send, Tenants
-from bottega.gateway.request_traces import RequestTraces
-from bottega.gateway.requests import Limits
+from bottega.gateway.request.chat import Gateway
+from bottega.gateway.request.decode_budget import BODY_BYTES_PER_SECOND, BodyBudget
+from bottega.gateway.request.reading import Limits
+from bottega.gateway.request.request_traces import RequestTraces
 from bottega.gateway.running.tiers import TierSet
 from bottega.gateway.state.shared import SharedState
 from bottega.gateway.telemetry.logs import log_request

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bottega.errors import LoadError, SettingError, StoreError
-from bottega.gateway.config.settings import Config
-from bottega.gateway.config.tiers import TierSettings
-from bottega.gateway.decode_budget import DecodeBudget
-from bottega.gateway.passages import open_passages
+from bottega.gateway.config.gateway_settings import Config
+from bottega.gateway.config.tier_settings import TierSettings
 from bottega.gateway.ports import ServedTier, Tenant, TierCapabilities, Upstream
+from bottega.gateway.request.decode_budget import DecodeBudget
+from bottega.gateway.request.stored_passages import open_passages
+from bottega.gateway.request.upstreams import HttpUpstream, LocalUpstream, TimedUpstream
 from bottega.gateway.telemetry.metrics import Metrics
-from bottega.gateway.upstreams import HttpUpstream, LocalUpstream, TimedUpstream
 from bottega.generation import OpenAIGenerator
 from bottega.naming import check_embedder, check_text_embedder, check_torch, imported, open_model
 from bottega.openai_api.client import Breaker

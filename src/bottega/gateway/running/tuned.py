@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from bottega._util.locations import StoreLocation
 from bottega.errors import StoreBusyError
-from bottega.gateway.config.settings import Config
+from bottega.gateway.config.gateway_settings import Config
 from bottega.gateway.running.cache_views import cache_location
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.tuned_settings import TunedSettings, tuned_settings

@@ -11,7 +11,7 @@ from functools import partial
 from multiprocessing.connection import Connection as Channel
 from typing import Any
 
-from bottega.gateway.config.settings import Config
+from bottega.gateway.config.gateway_settings import Config
 from bottega.gateway.running.process import DrainingServer, reload, run
 from bottega.gateway.running.server import GatewayServer
 from bottega.gateway.running.workers import DRAIN, STOP, WorkerTask

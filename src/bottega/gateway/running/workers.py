@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from bottega.errors import SettingError
-from bottega.gateway.config.settings import Config
+from bottega.gateway.config.gateway_settings import Config
 from bottega.gateway.running.process import CUT_SECONDS, EXIT_SECONDS, merged
 from bottega.gateway.telemetry.logs import Style
 from bottega.gateway.telemetry.worker_metrics import remove_gauges

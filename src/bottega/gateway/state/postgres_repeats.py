@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bottega._util.postgres import PostgresPool
-from bottega.gateway.response_cache import CachedReply
 from bottega.gateway.state.repeats import FLIGHT_SECONDS, MAX_CHANGES, BeginResult, Changes
+from bottega.gateway.state.response_cache import CachedReply
 
 ALL = "*"
 CHANGES_LOCK = 0x42746763  # "Btgc", so change numbers are in commit order

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bottega._util.valkey_pipe import Argument, ValkeyPipe
-from bottega.gateway.response_cache import CachedReply
 from bottega.gateway.state.repeats import FLIGHT_SECONDS, MAX_CHANGES, BeginResult, Changes
+from bottega.gateway.state.response_cache import CachedReply
 
 LEASE = int(FLIGHT_SECONDS * 1000)
 REPLY, FLIGHT = "bottega:reply:", "bottega:flight:"

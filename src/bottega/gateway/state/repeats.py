@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from bottega._util.outage import OutageLog
 from bottega.errors import StoreError
-from bottega.gateway.response_cache import CachedReply, ReplyCache
+from bottega.gateway.state.response_cache import CachedReply, ReplyCache
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,8 @@ from bottega._util.valkey import display_valkey_url, valkey_client, valkey_error
 from bottega._util.valkey_pipe import ValkeyPipe
 from bottega.errors import StoreError
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.schema import GATEWAY_TABLES
+from bottega.gateway.accounting.ledger_schema import GATEWAY_TABLES
 from bottega.gateway.ports import RequestRecord
-from bottega.gateway.response_cache import ReplyCache
 from bottega.gateway.state.gates import SharedGates
 from bottega.gateway.state.limits import RENEW_SECONDS, LimitStore, SharedLimiter
 from bottega.gateway.state.postgres_limits import PostgresLimits
@@ -24,6 +23,7 @@ from bottega.gateway.state.postgres_repeats import PostgresRepeats
 from bottega.gateway.state.redis_limits import RedisLimits, spending_reader
 from bottega.gateway.state.redis_repeats import RedisRepeats
 from bottega.gateway.state.repeats import RepeatStore, SharedRepeats
+from bottega.gateway.state.response_cache import ReplyCache
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from bottega.bundled.efficientnet import fuse
 from bottega.bundled.photo_model import PHOTOS
 from bottega.errors import EmbeddingError
 from bottega.image import Image
-from bottega.knowledge.embedders.pixels import unit_images
+from bottega.knowledge.embedders.pixel_embedder import unit_images
 from bottega.knowledge.embedders.sentence import embed_part, loading_model
 from bottega.knowledge.records import unit
 from bottega.protocols import Embedder, Vectors

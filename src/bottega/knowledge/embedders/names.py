@@ -14,7 +14,7 @@ from bottega.knowledge.embedders.bundled_tower import (
 )
 from bottega.knowledge.embedders.joined import JoinedEmbedder
 from bottega.knowledge.embedders.minilm import FOLDER, MINILM, minilm_folder
-from bottega.knowledge.embedders.pixels import PixelEmbedder
+from bottega.knowledge.embedders.pixel_embedder import PixelEmbedder
 from bottega.knowledge.embedders.sentence import DualEmbedder, SentenceEmbedder
 from bottega.knowledge.records import DEFAULT, StoredView
 from bottega.protocols import Embedder

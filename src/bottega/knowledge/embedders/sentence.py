@@ -14,7 +14,7 @@ from PIL import Image as Pillow
 
 from bottega._util.native import LOADING, load_from_hub
 from bottega.errors import BottegaError, EmbeddingError, SettingError, needs_extra
-from bottega.knowledge.embedders.pixels import embed_images, unit_images
+from bottega.knowledge.embedders.pixel_embedder import embed_images, unit_images
 from bottega.knowledge.records import unit
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Query

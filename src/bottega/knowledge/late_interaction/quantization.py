@@ -11,7 +11,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from bottega.knowledge import lazy_faiss as faiss
+from bottega.knowledge.index import lazy_faiss as faiss
 from bottega.knowledge.late_interaction.maxsim import (
     Positions,
     Rows,

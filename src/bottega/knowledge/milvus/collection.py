@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from bottega.errors import StoreError
-from bottega.knowledge.index import Metric
+from bottega.knowledge.index.vector_index import Metric
 from bottega.knowledge.milvus.database import ANSWER_SECONDS, MilvusDatabase
 from bottega.knowledge.records import SearchHit
 from bottega.protocols import Vectors

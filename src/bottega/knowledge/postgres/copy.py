@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 
 from bottega.errors import StoreError
 from bottega.knowledge.copy_store import UNFINISHED, LogEntry, RowHeader, StoredRow
-from bottega.knowledge.file_copy import (
+from bottega.knowledge.postgres.rows import PostgresRows
+from bottega.knowledge.postgres.schema import vectors_table
+from bottega.knowledge.postgres.view_rows import create_view
+from bottega.knowledge.records import StoredView
+from bottega.knowledge.sqlite.copy import (
     ALL_COLUMNS,
     example_values,
     image_values,
@@ -16,10 +20,6 @@ from bottega.knowledge.file_copy import (
     unfinished_views,
     use_values,
 )
-from bottega.knowledge.postgres.rows import PostgresRows
-from bottega.knowledge.postgres.schema import vectors_table
-from bottega.knowledge.postgres.view_rows import create_view
-from bottega.knowledge.records import StoredView
 
 if TYPE_CHECKING:
     from asyncpg import Connection

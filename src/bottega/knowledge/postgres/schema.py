@@ -4,7 +4,7 @@ because a column of vectors has one dimension and an index needs it."""
 from __future__ import annotations
 
 from bottega._util.postgres import PostgresKind
-from bottega.knowledge.schema import WAY_OUT
+from bottega.knowledge.sqlite.schema import WAY_OUT
 
 # Writers hold this lock until their commit. Keys and change numbers are therefore in commit order,
 # and a reader of changes never sees an earlier number after a later one.

@@ -12,8 +12,7 @@ import numpy as np
 
 from bottega._util.postgres import PostgresPool
 from bottega.errors import BottegaError, SettingError, StoreError
-from bottega.knowledge.index import Metric
-from bottega.knowledge.ports import SearchScope
+from bottega.knowledge.index.vector_index import Metric
 from bottega.knowledge.postgres.filters import Parameters, to_condition
 from bottega.knowledge.postgres.rows import PostgresRows
 from bottega.knowledge.postgres.schema import vectors_table
@@ -26,6 +25,7 @@ from bottega.knowledge.search import (
     empty_error,
     stacked,
 )
+from bottega.knowledge.stores import SearchScope
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Query
 

@@ -17,7 +17,7 @@ from bottega.knowledge.records import (
     check_views,
     more_views_error,
 )
-from bottega.knowledge.view_rows import dropped_view_error
+from bottega.knowledge.sqlite.view_rows import dropped_view_error
 from bottega.protocols import Vectors
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Evaluation methods: their table, construction, controls and classical baselines."""

@@ -1,0 +1,211 @@
+"""Leave-one-out accuracy on the labelled images of a knowledge base."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bottega._util.identity import image_hashes
+from bottega._util.progress import Progress, showing_progress
+from bottega.errors import SettingError
+from bottega.evaluation.examples import labels_of
+from bottega.evaluation.methods.logistic import LabelledVectors, LogisticClassifier, check_labelled
+from bottega.evaluation.methods.retriever_factory import CachingEmbedder
+from bottega.evaluation.methods.votes import knn
+from bottega.knowledge import JoinedEmbedder, KnowledgeBase, PixelEmbedder, View
+from bottega.knowledge.embedders.joined import uncached
+from bottega.knowledge.embedders.names import PIXELS, joined_parts
+from bottega.knowledge.records import unit
+from bottega.protocols import Embedder, Generator
+from bottega.recipes import visual_rag
+from bottega.reranking import DemonstrationOrder
+from bottega.types import Answer, Example, Query
+
+MAX_POOL = 2000
+FOLDS = 5
+CONCURRENCY = 16
+
+
+@dataclass(frozen=True)
+class LabelledSample:
+    """Images to classify (`items`), and the examples among which each finds its neighbours.
+
+    `items` is a part of `pool`. An image whose labels have no other image is only in `pool`,
+    because the other examples cannot name its label. `skipped` is the number of such images."""
+
+    pool: tuple[Example, ...]
+    items: tuple[Example, ...]
+    labels: tuple[str, ...]
+    multi_label: bool
+    skipped: int
+
+    @classmethod
+    def of(cls, knowledge: KnowledgeBase, size: int, seed: int) -> LabelledSample:
+        """Sample at most `size` items, and `MAX_POOL` examples with them.
+
+        Raises `SettingError` for passages, for examples without an image, with fewer than two
+        labels, and if no label has two images.
+        """
+        check_labelled(knowledge, "tune")
+        rng = random.Random(seed)
+        ids = list(knowledge.ids())
+        pool = knowledge.get_many(rng.sample(ids, min(MAX_POOL, len(ids))))
+        _check_images(pool)
+        images = _images_by_label(pool)
+        if len(images) < 2:
+            raise SettingError(
+                f"tune needs two labels, got {', '.join(map(repr, images)) or 'none'}",
+                hint="add examples of another label",
+            )
+        named = [one for one in pool if any(len(images[name]) > 1 for name in labels_of(one))]
+        if not named:
+            raise SettingError(
+                f"tune needs a label with two images, got one image for each of {len(images)}",
+                hint="add more images of the same labels",
+            )
+        items = tuple(rng.sample(named, min(size, len(named))))
+        multi_label = knowledge.is_multi_label()
+        skipped = len(pool) - len(named)
+        return cls(tuple(pool), items, tuple(images), multi_label, skipped)
+
+    @property
+    def queries(self) -> list[Query]:
+        """Return the items without ids and answers. A search excludes their own images."""
+        return [Query(item.query.text, item.query.images) for item in self.items]
+
+    def correct(self, answers: Sequence[Answer]) -> tuple[bool, ...]:
+        """Return which answers name exactly the labels of their item."""
+        pairs = zip(answers, self.items, strict=True)
+        return tuple(one.valid and {*one.labels} == {*labels_of(item)} for one, item in pairs)
+
+
+def _check_images(examples: Sequence[Example]) -> None:
+    missing = sum(not example.query.images for example in examples)
+    if missing:
+        raise SettingError(
+            f"tune needs labelled images, got {missing} examples without an image",
+            hint="use a knowledge base of labelled images",
+        )
+
+
+def _images_by_label(examples: Sequence[Example]) -> dict[str, set[tuple[str, ...]]]:
+    images: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for example in examples:
+        for label in labels_of(example):
+            images[label].add(image_hashes(example.query))
+    return dict(images)
+
+
+def cached_embedders(
+    specs: Sequence[str],
+    knowledge: KnowledgeBase,
+    spec: str,
+    pool: Sequence[Example],
+    open_embedder: Callable[[str], Embedder],
+) -> dict[str, Embedder]:
+    """Return the embedders by name. Each embeds an image once, even as a part of joined embedders.
+
+    `spec` names the embedder of `knowledge`, whose stored vectors of `pool` are reused.
+    """
+    own = uncached(knowledge.embedder())
+    rows = knowledge.vectors([str(example.id) for example in pool])
+    name = spec
+    if isinstance(own, JoinedEmbedder) and (parts := joined_parts(spec)):
+        name, rows, own = parts[0], own.first_part(rows), own.first
+    cached = {name: CachingEmbedder(own), PIXELS: CachingEmbedder(PixelEmbedder())}
+    cached[name].keep([example.query for example in pool], rows)
+
+    def part(name: str) -> CachingEmbedder:
+        if name not in cached:
+            cached[name] = CachingEmbedder(open_embedder(name))
+        return cached[name]
+
+    def whole(spec: str) -> Embedder:
+        joined = joined_parts(spec)
+        if joined is None:
+            return part(spec)
+        return JoinedEmbedder(part(joined[0]), part(PIXELS), joined[1])
+
+    return {spec: whole(spec) for spec in specs}
+
+
+def logistic_trial(
+    sample: LabelledSample, embedder: Embedder, seed: int, progress: Progress = False
+) -> tuple[bool, ...]:
+    """Return which items a logistic regression names correctly, fitted to the examples of the pool
+    outside of the item's fold.
+
+    Copies of an image are in one fold. `progress` receives the number of items named since its last
+    call.
+    """
+    different = dict.fromkeys(item.query.images for item in sample.items)
+    fold_of = {images: n % FOLDS for n, images in enumerate(different)}
+    with KnowledgeBase.open(":memory:", embedder) as base:
+        base.add(sample.pool)
+        data, vectors = LabelledVectors.of(base), unit(embedder.embed(sample.queries))
+        folds = {str(one.id): fold_of.get(one.query.images) for one in base}
+    answers: list[Answer] = [Answer("", valid=False)] * len(sample.items)
+    with showing_progress("Logistic regression", len(sample.items), progress) as step:
+        for fold in sorted(set(fold_of.values())):
+            rest = data.without({id for id, one in folds.items() if one == fold})
+            model = LogisticClassifier(rest, multi_label=sample.multi_label, seed=seed)
+            for number, item in enumerate(sample.items):
+                if fold_of[item.query.images] == fold:
+                    answers[number] = model(vectors[number])
+                    step(1)
+    return sample.correct(answers)
+
+
+def vote_trials(
+    sample: LabelledSample,
+    embedders: Mapping[str, Embedder],
+    shots: Sequence[int],
+    progress: Progress = False,
+) -> dict[tuple[str, int], tuple[bool, ...]]:
+    """Return which items `knn` names correctly, by embedder and number of neighbours.
+
+    `progress` receives the number of examples embedded since its last call.
+    """
+    views = {f"{number}": View(embedder) for number, embedder in enumerate(embedders.values())}
+    found: dict[tuple[str, int], tuple[bool, ...]] = {}
+    with KnowledgeBase.open(":memory:", views) as base:
+        base.add(sample.pool, progress=progress)
+        for name, view in zip(embedders, views, strict=True):
+            nearest = base.search_many(sample.queries, max(shots), by=view)
+            for count in shots:
+                votes = [knn(one[:count], multi_label=sample.multi_label) for one in nearest]
+                found[name, count] = sample.correct(votes)
+    return found
+
+
+async def model_trials(
+    sample: LabelledSample,
+    embedder: Embedder,
+    generator: Generator,
+    settings: Sequence[tuple[int, DemonstrationOrder]],
+    progress: Progress = False,
+) -> list[tuple[bool, ...]]:
+    """Return which items the model names correctly, for each number and order of demonstrations.
+
+    `progress` receives the number of items answered since its last call. The caller closes the
+    model.
+    """
+    found = []
+    with KnowledgeBase.open(":memory:", embedder) as base:
+        base.add(sample.pool)
+        for shots, order in settings:
+            pipeline = visual_rag(
+                base,
+                generator,
+                labels=sample.labels,
+                shots=shots,
+                order=order,
+                multi_label=sample.multi_label,
+            )
+            answers = await pipeline.answer_batch(
+                sample.queries, concurrency=CONCURRENCY, progress=progress
+            )
+            found.append(sample.correct(answers))
+    return found

@@ -1,0 +1,1 @@
+"""Runs of an evaluation: items, stored answers, traces, paired differences."""

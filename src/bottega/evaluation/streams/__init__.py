@@ -1,0 +1,1 @@
+"""Streams of queries whose answers fill a cache."""

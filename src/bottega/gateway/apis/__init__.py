@@ -1,0 +1,1 @@
+"""Endpoints of the gateway besides chat completions, one file each."""

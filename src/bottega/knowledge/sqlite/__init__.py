@@ -1,0 +1,1 @@
+"""Knowledge bases in SQLite files."""
