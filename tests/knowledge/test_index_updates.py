@@ -9,10 +9,11 @@ from threading import Event
 import numpy as np
 import pytest
 
+from bottega.knowledge.index import index_follower
 from bottega.knowledge.index.hnsw import HnswIndex
 from bottega.knowledge.index.index_files import index_file_problems
 from bottega.knowledge.index.index_follower import IndexFollower, StaleIndexError
-from bottega.knowledge.index.vector_index import FlatIndex, index_follower
+from bottega.knowledge.index.vector_index import FlatIndex
 from bottega.knowledge.sqlite.rows import SqliteRows
 from tests.knowledge.indexed_rows import WIDTH, IndexedRows, settled
 

@@ -28,13 +28,13 @@ TARGETS = (
         " gateway/test_sequential gateway/test_feedback cli/test_savings",
     ),
     Target(
-        "gateway/finalization gateway/calls",
+        "gateway/request/finalization gateway/request/calls",
         "gateway/test_completion gateway/test_budgets gateway/test_disconnects gateway/test_serving"
         " gateway/test_pinned_answers gateway/test_isolation gateway/test_billing"
         " gateway/test_stored_repeats gateway/test_shadow gateway/test_user_pipeline",
     ),
     Target(
-        "evaluation/run_store evaluation/outcomes evaluation/runner",
+        "evaluation/runs/run_store evaluation/outcomes evaluation/runs/runner",
         "evaluation/test_committer evaluation/test_run_store evaluation/test_budget"
         " evaluation/test_runner evaluation/test_demonstration_recorder"
         " evaluation/test_training_data",
@@ -59,18 +59,18 @@ TARGETS = (
     ),
     # Statistics.
     Target(
-        "evaluation/metrics/* evaluation/paired",
+        "evaluation/metrics/* evaluation/runs/paired",
         "evaluation/test_metrics evaluation/test_paired evaluation/metrics/test_*",
     ),
     # Knowledge base.
     Target(
-        "knowledge/database knowledge/rows knowledge/records knowledge/batch",
+        "knowledge/sqlite/database knowledge/sqlite/rows knowledge/records knowledge/batch",
         "knowledge/test_rows knowledge/test_base knowledge/test_replace knowledge/test_add"
         " knowledge/test_annotate knowledge/test_eviction knowledge/test_listing"
         " knowledge/test_verification knowledge/test_model knowledge/test_choices",
     ),
     Target(
-        "knowledge/search knowledge/index knowledge/index_follower",
+        "knowledge/search knowledge/index/vector_index knowledge/index/index_follower",
         "knowledge/test_search_errors knowledge/test_index knowledge/test_index_updates"
         " knowledge/test_views knowledge/test_pruning knowledge/test_annotate"
         " knowledge/test_index_files knowledge/test_hnsw knowledge/test_filters"
@@ -93,35 +93,37 @@ TARGETS = (
     Target("pipeline", "test_pipeline test_recipe_rcts test_shadowing"),
     # Limits and repeats of gateway requests.
     Target(
-        "gateway/requests openai_api/request openai_api/fields",
+        "gateway/request/reading openai_api/request openai_api/fields",
         "gateway/test_limits gateway/test_requests gateway/test_hostile_requests"
         " gateway/test_overrides gateway/test_error_messages gateway/test_passed_urls",
     ),
     Target(
-        "gateway/image_fetcher",
+        "gateway/request/image_fetcher",
         "gateway/test_addresses gateway/test_fetching gateway/test_internal_addresses",
     ),
     Target(
-        "gateway/response_cache",
+        "gateway/state/response_cache",
         "gateway/test_repeat* gateway/test_stored_repeats",
     ),
     Target("openai_api/*", "openai_api/test_* gateway/test_http* generation/test_openai*"),
     # Gateway.
-    Target("gateway/batches/*", "gateway/test_batches"),
+    Target("gateway/apis/batches/*", "gateway/test_batches"),
     Target("gateway/state/*", "gateway/test_shared_*"),
-    Target("gateway/messages*", "gateway/test_messages"),
+    Target("gateway/apis/messages*", "gateway/test_messages"),
     Target(
-        "gateway/responses* gateway/response_store gateway/translation gateway/completions",
+        "gateway/apis/responses* gateway/request/response_store gateway/apis/translation"
+        " gateway/apis/text_completions",
         "gateway/test_responses* gateway/test_stored_responses gateway/test_completions"
         " gateway/test_messages",
     ),
-    Target("gateway/embeddings", "gateway/test_embeddings gateway/test_batches"),
+    Target("gateway/apis/embeddings", "gateway/test_embeddings gateway/test_batches"),
     Target(
-        "gateway/admin gateway/cached_examples gateway/feedback gateway/request_traces",
+        "gateway/apis/admin gateway/request/cached_examples gateway/apis/feedback"
+        " gateway/request/request_traces",
         "gateway/test_admin gateway/test_feedback gateway/test_request_traces",
     ),
-    Target("gateway/experiments", "gateway/test_experiments gateway/test_variants"),
-    Target("gateway/decode_budget", "gateway/test_decoding gateway/test_limits"),
+    Target("gateway/request/experiments", "gateway/test_experiments gateway/test_variants"),
+    Target("gateway/request/decode_budget", "gateway/test_decoding gateway/test_limits"),
     Target("gateway/judging", "gateway/test_judging gateway/test_reported_agreement"),
     Target(
         "gateway/telemetry/*",
@@ -152,9 +154,9 @@ TARGETS = (
     # Other stores and streams.
     Target("knowledge/postgres/copy", "knowledge/test_base_copy"),
     Target("knowledge/postgres/*", "knowledge/test_postgres_* knowledge/test_store_model"),
-    Target("evaluation/stream*", "evaluation/test_stream* cli/test_stream"),
+    Target("evaluation/streams/*", "evaluation/test_stream* cli/test_stream"),
     Target(
-        "compression/store compression/persistence compression/packed_texts",
+        "compression/passage_store compression/persistence compression/packed_texts",
         "compression/test_store compression/test_persistence compression/test_packed_texts"
         " compression/test_prefix_searcher",
     ),
