@@ -18,10 +18,11 @@ import uvicorn
 from bottega._util.caching import LeaderFlight
 from bottega.gateway.accounting.limiter import LocalLimiter
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.asgi import App, ChatEndpoint
+from bottega.gateway.asgi import App
 from bottega.gateway.ports import RequestRecord, ServedTier, Tenant, TierCapabilities, Upstream
 from bottega.gateway.request.chat import Gateway, ResponseCache
 from bottega.gateway.request.completion import Completer, Fallback
+from bottega.gateway.request.exchange import ChatEndpoint
 from bottega.gateway.request.finalization import Finalizer, ShadowRunner
 from bottega.gateway.request.reading import Fetch, Limits
 from bottega.gateway.request.response_store import ResponseStore

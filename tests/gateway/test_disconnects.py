@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 
 from bottega.errors import ServerFailedError
-from bottega.gateway import asgi
 from bottega.gateway.ports import RequestRecord
+from bottega.gateway.request import exchange
 from bottega.gateway.request.calls import shield_for
 from bottega.openai_api.request import Body
 from bottega.openai_api.response import ChatCompletion
@@ -116,7 +116,7 @@ class LateUpstream:
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asgi, "POLL_SECONDS", 0.005)
+    monkeypatch.setattr(exchange, "POLL_SECONDS", 0.005)
 
 
 async def leave(

@@ -29,9 +29,9 @@ from bottega.gateway.accounting.ratings import add_feedback, read_feedback
 from bottega.gateway.accounting.reports import find_request
 from bottega.gateway.accounting.row_types import Feedback
 from bottega.gateway.apis.feedback import FeedbackEndpoint
-from bottega.gateway.asgi import request_id
 from bottega.gateway.config.gateway_settings import FeedbackSettings, TraceSettings
 from bottega.gateway.ports import ANONYMOUS
+from bottega.gateway.request.exchange import request_id
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from bottega.knowledge import KnowledgeBase, PixelEmbedder

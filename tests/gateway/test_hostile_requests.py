@@ -15,7 +15,8 @@ import orjson
 import pytest
 
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.asgi import App, ChatEndpoint
+from bottega.gateway.asgi import App
+from bottega.gateway.request.exchange import ChatEndpoint
 from bottega.gateway.request.reading import Limits, context_of
 from bottega.generation import ScriptedGenerator
 from bottega.openai_api.request import Body, parse_request

@@ -15,9 +15,10 @@ import orjson
 import pytest
 from aiohttp import web
 
-from bottega.gateway import asgi
-from bottega.gateway.asgi import App, ChatEndpoint
+from bottega.gateway.asgi import App
 from bottega.gateway.ports import RequestRecord
+from bottega.gateway.request import exchange
+from bottega.gateway.request.exchange import ChatEndpoint
 from tests.gateway.harness import Harness, client, harness, user_messages
 from tests.gateway.upstreams import CHUNKS, events, lines, signal_on_disconnect, upstream
 from tests.server import Answer, Server, ok, refuse
@@ -46,7 +47,7 @@ ENDS = {
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asgi, "POLL_SECONDS", 0.005)
+    monkeypatch.setattr(exchange, "POLL_SECONDS", 0.005)
 
 
 class Gate:
@@ -196,7 +197,7 @@ async def test_first_keep_alive_names_the_tier_that_is_tried() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    sender = asgi.ReplySender(send, record, COMMENT)
+    sender = exchange.ReplySender(send, record, COMMENT)
     await sender.keep_alive()
     assert not sent  # no stream was requested
     record.wants_stream = True
@@ -331,7 +332,7 @@ async def test_nothing_follows_the_end(last: bytes) -> None:
             await may_send.wait()
         sent.append(message)
 
-    sender = asgi.ReplySender(send, RequestRecord("req_1", wants_stream=True), COMMENT)
+    sender = exchange.ReplySender(send, RequestRecord("req_1", wants_stream=True), COMMENT)
     kept = asyncio.create_task(sender.keep_alive())
     await entered.wait()
     ends = [asyncio.create_task(sender.end(one)) for one in (last, b"data: too late\n\n")]

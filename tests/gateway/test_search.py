@@ -16,13 +16,13 @@ from aiohttp import web
 
 from bottega.errors import SettingError
 from bottega.evaluation.report.explanation import render_explanation
-from bottega.gateway import asgi
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger_schema import FILE
 from bottega.gateway.accounting.limiter import LocalLimiter, Reservation
 from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.ports import TierCapabilities
+from bottega.gateway.request import exchange
 from bottega.gateway.request.upstreams import LocalUpstream
 from bottega.gateway.running.build import build
 from bottega.gateway.running.tiers import build_tiers
@@ -95,7 +95,7 @@ def spent(calls: Sequence[Call]) -> int:
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asgi, "POLL_SECONDS", 0.005)
+    monkeypatch.setattr(exchange, "POLL_SECONDS", 0.005)
 
 
 @pytest.mark.parametrize("stream", [False, True])

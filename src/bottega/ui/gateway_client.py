@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 import orjson
 
 from bottega.errors import BottegaError
-from bottega.gateway.asgi import request_id
 from bottega.gateway.errors import to_api_error
 from bottega.gateway.ports import RequestRecord, Tenant, Tenants
 from bottega.gateway.request.chat import Gateway
+from bottega.gateway.request.exchange import request_id
 from bottega.gateway.running.server import GatewayServer
 from bottega.image import Image
 from bottega.recording import CompositeRecorder

@@ -25,6 +25,8 @@ from bottega.openai_api.request import Body, ChatRequest
 from bottega.protocols import Vectors
 from bottega.types import Query
 
+EMBEDDINGS = ("/v1/embeddings", "/embeddings")
+
 EMBEDDER = "bottega/embedder"
 FORMATS = ("float", "base64")
 FIELDS = FieldNames({"messages": "input"}, "input", "embeddings reference")

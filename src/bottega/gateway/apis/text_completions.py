@@ -15,6 +15,8 @@ from bottega.openai_api.request import Body
 from bottega.openai_api.response import joined_text, parse_usage
 from bottega.openai_api.streams import DONE_EVENT, to_event
 
+COMPLETIONS = ("/v1/completions", "/completions")
+
 CHAT = "use POST /v1/chat/completions"
 # Fields that the gateway does not support, with a hint.
 UNSUPPORTED_FIELDS: Mapping[str, str] = {

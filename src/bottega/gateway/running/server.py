@@ -22,19 +22,13 @@ from bottega.gateway.apis.batches.execution import BatchRunner
 from bottega.gateway.apis.batches.routes import batch_routes
 from bottega.gateway.apis.batches.store import BatchStore
 from bottega.gateway.apis.feedback import FeedbackEndpoint
-from bottega.gateway.asgi import (
-    PROBE_PATHS,
-    App,
-    ChatEndpoint,
-    endpoints_by_path,
-    error_at,
-    open_to_pages,
-)
+from bottega.gateway.asgi import PROBE_PATHS, App, endpoints_by_path, error_at, open_to_pages
 from bottega.gateway.config.gateway_settings import MB, Config
 from bottega.gateway.errors import CLOSING, error_response
 from bottega.gateway.ports import Receive, RequestRecord, Scope, Send, Tenants
 from bottega.gateway.request.chat import Gateway
 from bottega.gateway.request.decode_budget import BODY_BYTES_PER_SECOND, BodyBudget
+from bottega.gateway.request.exchange import ChatEndpoint
 from bottega.gateway.request.reading import Limits
 from bottega.gateway.request.request_traces import RequestTraces
 from bottega.gateway.running.tiers import TierSet

@@ -20,11 +20,11 @@ from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.apis.batches.batch_records import Batch, LineError, Status
 from bottega.gateway.apis.batches.lines import Line, error_line, read_body, read_lines, reply_line
 from bottega.gateway.apis.batches.store import BatchStore
-from bottega.gateway.asgi import ChatEndpoint, request_id
 from bottega.gateway.config.gateway_settings import MB, BatchSettings
 from bottega.gateway.errors import CLOSING, note_failure
 from bottega.gateway.ports import ANONYMOUS, ReadBody, RequestRecord
 from bottega.gateway.request.chat import Gateway
+from bottega.gateway.request.exchange import ChatEndpoint, request_id
 from bottega.openai_api.errors import ApiError
 
 log = logging.getLogger(__name__)

@@ -22,6 +22,8 @@ from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.apis.batches.batch_records import COMPLETION_WINDOW, Status
 from bottega.gateway.apis.batches.execution import DAY, HOUR
 from bottega.gateway.apis.batches.store import BatchStore, storage_full
+from bottega.gateway.apis.embeddings import EMBEDDINGS
+from bottega.gateway.apis.text_completions import COMPLETIONS
 from bottega.gateway.apis.translation import (
     FieldNames,
     optional_field,
@@ -30,7 +32,6 @@ from bottega.gateway.apis.translation import (
     unsupported,
     wrong_value,
 )
-from bottega.gateway.asgi import COMPLETIONS, EMBEDDINGS
 from bottega.gateway.config.gateway_settings import MB, BatchSettings
 from bottega.gateway.errors import FINAL, to_api_error
 from bottega.gateway.request.chat import Gateway
