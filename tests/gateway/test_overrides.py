@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bottega.gateway.request.reading import Overrides, read_overrides
+from bottega.gateway.config.overrides import Overrides, read_overrides
 from bottega.openai_api.errors import ApiError
 
 TIERS = {"bottega": "", "bottega/apprentice": "apprentice", "bottega/master": "master", "gpt": ""}

@@ -20,7 +20,7 @@ from bottega.gateway.accounting.reports import EntryFilter, list_requests
 from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.config.gateway_settings import Config
-from bottega.gateway.request.reading import Overrides
+from bottega.gateway.config.overrides import Overrides
 from bottega.gateway.running.build import build
 from bottega.gateway.running.process import RELOADED, DrainingServer, reload
 from bottega.gateway.running.server import Admission

@@ -22,11 +22,11 @@ from bottega.gateway.apis.messages import PING, messages_endpoint, token_count_e
 from bottega.gateway.apis.messages import error_body as messages_error
 from bottega.gateway.apis.responses import responses_endpoint
 from bottega.gateway.apis.text_completions import COMPLETIONS, completions_endpoint
+from bottega.gateway.config.hosts import check_host
 from bottega.gateway.errors import error_response, to_api_error, unknown_model
 from bottega.gateway.ports import Receive, Scope, Send
 from bottega.gateway.request.chat import Gateway
 from bottega.gateway.request.exchange import CLIENT_LEFT, ChatEndpoint, request_id
-from bottega.gateway.request.reading import check_host
 from bottega.gateway.request.response_store import not_stored, unknown_response
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.streams import to_event

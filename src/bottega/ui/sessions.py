@@ -13,8 +13,8 @@ from starlette.requests import Request
 
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.config.overrides import may_use
 from bottega.gateway.ports import ANONYMOUS
-from bottega.gateway.request.reading import may_use
 from bottega.openai_api.errors import ApiError
 
 COOKIE = "bottega_console"

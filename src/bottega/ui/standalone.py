@@ -21,8 +21,8 @@ from bottega._util.sqlite import application_id
 from bottega.errors import SettingError
 from bottega.evaluation.runs.run_store import FILE, RUN_FILE
 from bottega.gateway.asgi import unframed
+from bottega.gateway.config.hosts import check_host
 from bottega.gateway.errors import error_response
-from bottega.gateway.request.reading import check_host
 from bottega.image import Image
 from bottega.knowledge.sqlite.schema import KNOWLEDGE_BASE
 from bottega.openai_api.errors import ApiError

@@ -30,10 +30,11 @@ from bottega.gateway.apis.translation import (
     wrong_value,
 )
 from bottega.gateway.config.gateway_settings import FeedbackSettings
+from bottega.gateway.config.overrides import MODEL, may_use
 from bottega.gateway.errors import to_api_error
 from bottega.gateway.request.cached_examples import HUMAN, Forget
 from bottega.gateway.request.chat import Gateway
-from bottega.gateway.request.reading import MB, MODEL, limited, may_use, read_images, to_query
+from bottega.gateway.request.reading import MB, limited, read_images, to_query
 from bottega.knowledge import And, Eq, KnowledgeBase
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import require

@@ -13,8 +13,8 @@ from bottega.gateway.config.gateway_settings import (
     is_server_url,
     sample_url,
 )
+from bottega.gateway.config.hosts import has_port
 from bottega.gateway.config.tier_settings import TierSettings
-from bottega.gateway.request.reading import has_port
 from bottega.openai_api.fields import SERVICE_TIER
 from bottega.reranking.selection import MAX_SHOWN
 

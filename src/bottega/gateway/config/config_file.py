@@ -49,6 +49,7 @@ from bottega.gateway.config.gateway_settings import (
     TraceSettings,
     reject_secrets,
 )
+from bottega.gateway.config.overrides import has_only_variant_options, read_variant
 from bottega.gateway.config.tier_settings import TierSettings
 from bottega.gateway.config.variant_settings import (
     ExperimentSettings,
@@ -56,7 +57,6 @@ from bottega.gateway.config.variant_settings import (
     VariantCacheSettings,
     VariantSettings,
 )
-from bottega.gateway.request.experiments import has_only_variant_options, read_variant
 from bottega.naming import COMPLETIONS, REMOTE
 from bottega.openai_api.endpoint import check_header
 from bottega.openai_api.errors import ApiError

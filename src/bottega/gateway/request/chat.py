@@ -17,6 +17,8 @@ from bottega._util.caching import CLIENT, LeaderFlight
 from bottega.errors import BottegaError, EmbeddingError, SettingError, StoreError
 from bottega.gateway.accounting.limiter import ALL, Access, KeyDefaults, Limiter
 from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.config.hosts import check_origin
+from bottega.gateway.config.overrides import PREFIX, Overrides, namespace_of, read_overrides
 from bottega.gateway.errors import note_failure, unknown_key
 from bottega.gateway.ports import (
     ANONYMOUS,
@@ -36,18 +38,13 @@ from bottega.gateway.request.image_fetcher import check_passed_urls
 from bottega.gateway.request.jobs import ChatJob, ChatResult, ChatStream, TenantQuery
 from bottega.gateway.request.reading import (
     BACKGROUND,
-    PREFIX,
     Fetch,
     Limits,
-    Overrides,
     bearer_token,
     bypass_reason,
-    check_origin,
     embed_fetched,
     is_web,
-    namespace_of,
     read_images,
-    read_overrides,
     to_query,
 )
 from bottega.gateway.request.reasoning import ReceivedChunks

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.request.reading import MODEL, Overrides, read_overrides
+from bottega.gateway.config.overrides import Overrides
 from bottega.openai_api.request import ChatRequest
 
 Unit = Literal["question", "user", "account", "namespace"]
@@ -63,14 +62,3 @@ class Experiment:
             case "question":
                 parts = [request.question, *(image.url for image in request.images)]
         return [part.encode(errors="replace") for part in parts]
-
-
-def read_variant(text: str, tiers: Mapping[str, str]) -> Overrides:
-    """Return the options of a variant, such as "shots=4,no-retrieve". `tiers` as for
-    `read_overrides`. Raises `ApiError`."""
-    return read_overrides(f"{MODEL}:{text}" if text else MODEL, {}, tiers)
-
-
-def has_only_variant_options(overrides: Overrides) -> bool:
-    """Return whether only options are set that a variant may have."""
-    return overrides.namespace is None and overrides.store and overrides.replay

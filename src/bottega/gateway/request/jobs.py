@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
+from bottega.gateway.config.overrides import Overrides
 from bottega.gateway.ports import RequestRecord, Tenant, UpstreamCall
 from bottega.gateway.request.calls import Bill
-from bottega.gateway.request.reading import Overrides
 from bottega.image import Image
 from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion

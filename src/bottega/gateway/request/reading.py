@@ -14,11 +14,9 @@ import orjson
 
 from bottega._util.identity import ID_LENGTH, json_digest
 from bottega.errors import ImageError, TooManyPixelsError
-from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.errors import unknown_model
-from bottega.gateway.ports import ANONYMOUS, Receive
+from bottega.gateway.ports import Receive
+from bottega.gateway.state.response_cache import TRANSPORT_FIELDS
 from bottega.image import MAX_PIXELS, Image
-from bottega.openai_api.endpoint import is_loopback, parse_address
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import above_limit, image_error
 from bottega.openai_api.request import (
@@ -31,79 +29,12 @@ from bottega.openai_api.request import (
 )
 from bottega.types import Query
 
-PORT = re.compile(r":\d*\Z")
-
-
-def has_port(host: str) -> bool:
-    """Return whether a host ends in a port. An IPv6 address without brackets has none."""
-    return _address(host) is None and PORT.search(host) is not None
-
-
-def host_name(host: str) -> str:
-    """Return the normalized name or IP address of a host, without its port."""
-    name = PORT.sub("", host) if has_port(host) else host
-    name = name.lower().removesuffix(".")
-    return _address(name) or name
-
-
-def check_host(host: str | None, allowed: Collection[str] = ()) -> None:
-    """Raise `ApiError` for a host name that is neither loopback nor allowed.
-
-    To a browser, a web page whose name resolves to 127.0.0.1 (DNS rebinding) has the same origin as
-    the gateway: only the Host header distinguishes it from a local client.
-    """
-    if host is None:
-        return
-    if not _is_local(host, allowed):
-        raise ApiError(
-            f"the host name is not allowed, got {host_name(host)[:100]!r}",
-            status=403,
-            code="host_forbidden",
-            hint="use localhost or add the name to gateway.allowed_hosts; for the API, run bottega"
-            " keys add NAME and restart the gateway: with keys it accepts every name",
-        )
-
-
-def _is_local(host: str, allowed: Collection[str]) -> bool:
-    """Return whether a host is `localhost`, a loopback address or one of `allowed`."""
-    name = host_name(host)
-    return is_loopback(name) or name in map(host_name, allowed)
-
 
 def bearer_token(headers: Mapping[str, str]) -> str:
     """Return the key in the Authorization header or, as Anthropic's clients send it, in x-api-key;
     empty without one."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
-
-
-def check_origin(
-    origin: str | None, allowed: Collection[str] = (), origins: Collection[str] = ()
-) -> None:
-    """Raise `ApiError` for a web page whose origin is not in `origins` and whose host is neither
-    loopback nor allowed.
-
-    Browsers send such requests and hide only the responses, so the requests would still cost money
-    and fill the cache. Apps and extensions have other schemes than http and https.
-    """
-    if origin is None or origin in origins:
-        return
-    scheme, _, host = origin.lower().partition("://")
-    if origin == "null" or (scheme in ("http", "https") and not _is_local(host, allowed)):
-        raise ApiError(
-            f"web pages of other hosts need an API key, got the origin {origin[:100]!r}",
-            status=403,
-            code="origin_forbidden",
-            hint="add the origin to gateway.allowed_origins, or run bottega keys add NAME, restart"
-            " the gateway, and send the key",
-        )
-
-
-def _address(host: str) -> str | None:
-    """Return the normalized IP address, or None for a name."""
-    address = parse_address(host.removeprefix("[").removesuffix("]"))
-    # Python before 3.13 does not count ::ffff:127.0.0.1 as loopback.
-    return None if address is None else str(getattr(address, "ipv4_mapped", None) or address)
 
 
 MB = 1 << 20
@@ -311,127 +242,8 @@ def _with_urls(message: ChatMessage, urls: Mapping[str, str]) -> Body:
     return {**message.raw, "content": parts}
 
 
-PREFIX = "x-bottega-"
-MODEL = "bottega"
-MAX_SHOTS = 64
-MAX_MODEL = 1000
-SWITCHES = ("no-store", "no-retrieve", "no-replay")
-FORMS = {
-    "shots": f"a whole number from 0 to {MAX_SHOTS}",
-    "master-rate": "a number from 0 to 1",
-    "namespace": "a name",
-}
-EXAMPLE = "bottega:shots=2,no-store"
-
-
-@dataclass(frozen=True)
-class Overrides:
-    """Options of one request; None and True keep the configured behaviour. `tier` replaces the
-    router's choice."""
-
-    tier: str | None = None
-    shots: int | None = None
-    master_rate: float | None = None
-    namespace: str | None = None
-    store: bool = True
-    retrieve: bool = True
-    replay: bool = True
-
-
-def may_use(account: Account, namespace: str) -> bool:
-    """Return whether the key may use the namespace: its own, one below it, or any for an admin and
-    for clients without keys."""
-    own = account.namespace
-    is_open = account is ANONYMOUS or account.admin
-    return is_open or namespace == own or bool(own and namespace.startswith(f"{own}/"))
-
-
-def namespace_of(account: Account, overrides: Overrides) -> str:
-    """Return the namespace of a request: that of its key, or one that the client names. Raises
-    `ApiError`."""
-    own, wanted = account.namespace, overrides.namespace
-    if wanted is None:
-        return own
-    if may_use(account, wanted):
-        return wanted
-    raise ApiError(
-        f"this key has no access to the namespace {wanted[:100]!r}",
-        status=403,
-        code="namespace_forbidden",
-        hint=f"leave it out, or name one below {own!r}/" if own else "leave it out",
-    )
-
-
-def read_overrides(model: str, headers: Mapping[str, str], tiers: Mapping[str, str]) -> Overrides:
-    """Return the overrides. `tiers` maps every model id that clients may use to its tier, "" for
-    the router's choice. A header takes precedence over the model's suffix. Raises `ApiError`."""
-    # A model id such as qwen2.5vl:7b may contain the separator itself.
-    name, _, suffix = model.partition(":") if model not in tiers else (model, "", "")
-    if name not in tiers or len(model) > MAX_MODEL:
-        raise unknown_model(model, tiers)
-    settings = [(word, "model") for word in filter(None, suffix.split(","))]
-    for header, value in headers.items():
-        word = header.removeprefix(PREFIX)  # "cache" takes switches; others are name and value
-        words = value.split(",") if word == "cache" else [f"{word}={value}"]
-        settings += [(word, header) for word in filter(None, words)]
-    found: dict[str, Any] = {"tier": tiers[name] or None}
-    for setting, param in settings:
-        found |= _read(setting.strip(), param, tiers)
-    return Overrides(**found)
-
-
-def _read(setting: str, param: str, tiers: Mapping[str, str]) -> dict[str, object]:
-    word, _, value = setting.partition("=")
-    try:
-        match word:
-            case "shots" if 0 <= (shots := int(value)) <= MAX_SHOTS:
-                return {"shots": shots}
-            case "master-rate" if 0 <= (rate := float(value)) <= 1:
-                return {"master_rate": rate}
-            case "namespace" if value:
-                return {"namespace": value}
-            case "route" if tiers.get(f"{MODEL}/{value}"):
-                return {"tier": value}
-            case _ if word in SWITCHES and not value:
-                return {word.removeprefix("no-"): False}
-    except ValueError:
-        pass
-    raise _error(setting[:200], param, tiers)
-
-
-def _error(setting: str, param: str, tiers: Mapping[str, str]) -> ApiError:
-    word, _, value = setting.partition("=")
-    names = [tier for tier in tiers.values() if tier]
-    forms = {**FORMS, **({"route": _joined(names)} if names else {})}
-    message, hint = f"{word} is invalid, got {value!r}", f"use {forms.get(word)}"
-    if word in SWITCHES:
-        hint = f"write {word} without a value"
-    elif word not in forms:
-        message, hint = (
-            f"{setting!r} is not an override",
-            f"use {_joined([*forms, *SWITCHES])}: {EXAMPLE}",
-        )
-    return ApiError(message, code="invalid_override", param=param, hint=hint)
-
-
-def _joined(words: Sequence[str]) -> str:
-    *others, last = words
-    return f"{', '.join(others)} or {last}" if others else last
-
-
 # Titles, tags and follow-ups that chat front ends request on their own.
 BACKGROUND = r"\A\s*#{1,3} Task:\s"
-# Fields of transport and identity, which do not change the answer.
-TRANSPORT_FIELDS = {
-    "messages",
-    "metadata",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "stream",
-    "stream_options",
-    "user",
-}
 # Fields that change a reply no more than chance does.
 TUNING = {
     *TRANSPORT_FIELDS,

@@ -15,11 +15,22 @@ from PIL import Image as Pillow
 from bottega import pixels
 from bottega._util.caching import LRUCache
 from bottega._util.identity import json_digest
-from bottega.gateway.request.reading import TRANSPORT_FIELDS
 from bottega.image import FORMATS, Image
 from bottega.openai_api.request import Body, ChatMessage, ChatRequest, ImagePart, OtherPart, Part
 from bottega.openai_api.response import no_usage
 from bottega.types import Completion, Example
+
+# Fields of transport and identity, which do not change the answer.
+TRANSPORT_FIELDS = {
+    "messages",
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "stream",
+    "stream_options",
+    "user",
+}
 
 Identity = Literal["bytes", "pixels"]
 # Fields that need more than one text, change with the day, or must run at every call.
