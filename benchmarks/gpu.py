@@ -31,7 +31,13 @@ from benchmarks.late_pipeline import saved as save_flmr
 from benchmarks.racc import compressor, random_case, random_model
 from bottega import Image, Query, TransformersGenerator, bundled, load_digits
 from bottega.bundled import bundled_folder
-from bottega.compression import HyperModel, InputBuilder, Manifest, PassageCompressor, PassageStore
+from bottega.compression import (
+    HyperModel,
+    InputBuilder,
+    PassageCompressor,
+    PassageStore,
+    StoreManifest,
+)
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import FlmrEmbedder
 from bottega.prompting import InterleavedPrompter
@@ -264,7 +270,7 @@ def racc_prefix(bench: Bench) -> Iterator[dict[str, Any]]:
     hyper = HyperModel(loaded.model)
     racc = compressor(hyper, loaded)
     once = PassageCompressor(racc, hyper, texts)
-    manifest = Manifest("random", racc.config.document_prompts, racc.config.width, "fp16")
+    manifest = StoreManifest("random", racc.config.document_prompts, racc.config.width, "fp16")
     store = PassageStore(bench.folder / "prompts", manifest)
     store.add(case.named, once.compress)
     stored = PassageCompressor(racc, hyper, texts, store)

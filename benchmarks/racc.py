@@ -43,11 +43,11 @@ from bottega.compression import (
     HyperModel,
     InputBuilder,
     KVReuse,
-    Manifest,
     OneTokenCompressor,
     PassageCompressor,
     PassageStore,
     RaccModel,
+    StoreManifest,
     sentence_prompts,
 )
 from bottega.compression.hyper_model import rows
@@ -115,14 +115,14 @@ def build_bench(folder: Path) -> Bench:
 
     def saved(precision: Precision) -> PassageStore:
         shape = racc.config
-        manifest = Manifest("random", shape.document_prompts, shape.width, precision)
+        manifest = StoreManifest("random", shape.document_prompts, shape.width, precision)
         store = PassageStore(folder / precision, manifest)
         store.add(case.named, once.compress)
         return store
 
     stores = {"prompts, fp16": saved("fp16"), "prompts, int8": saved("int8")}
     store = stores["prompts, fp16"]
-    vectors = PassageStore(folder / "vectors", Manifest("random", 1, hyper.width))
+    vectors = PassageStore(folder / "vectors", StoreManifest("random", 1, hyper.width))
     one_token = OneTokenCompressor(hyper.width)
     vectors.add(
         case.named, lambda queries: one_token.passage_vectors(hyper, texts.passages(queries))

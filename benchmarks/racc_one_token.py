@@ -33,7 +33,7 @@ from bottega.evaluation.methods.retrieval import (
     pools,
 )
 from bottega.evaluation.outcomes import Method, Outcome
-from bottega.evaluation.runs.runner import Result, evaluate
+from bottega.evaluation.runs.runner import MethodResult, evaluate
 from bottega.generation import TransformersGenerator, bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase
@@ -144,7 +144,7 @@ class BridgePrefixer:
             return to_prefix(self._method(loaded.model, rows.transpose(0, 1)))
 
 
-async def measured(data: Benchmark, method: OneTokenCompressor) -> list[Result]:
+async def measured(data: Benchmark, method: OneTokenCompressor) -> list[MethodResult]:
     return [(await evaluate(data, one))[0] for one in evaluated_methods(data, method, bundled())]
 
 

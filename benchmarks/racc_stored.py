@@ -22,7 +22,7 @@ import torch
 
 from bottega.bundled import bundled_compressor
 from bottega.cli.store_building import source_bytes
-from bottega.compression import InputBuilder, Manifest, PassageCompressor, PassageStore, load
+from bottega.compression import InputBuilder, PassageCompressor, PassageStore, StoreManifest, load
 from bottega.compression.passage_store import Precision
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
@@ -75,7 +75,7 @@ def built(
     config = saved.racc.config
     texts = InputBuilder(loaded.encode, loaded.ends)
     condenser = PassageCompressor(saved.racc, saved.open_hyper(loaded.model), texts)
-    manifest = Manifest(saved.digest, config.document_prompts, config.width, kind)
+    manifest = StoreManifest(saved.digest, config.document_prompts, config.width, kind)
     store = PassageStore(folder, manifest)
     passages = [(str(one.id or one.query.id), one) for one in data.knowledge]
     store.add(passages, condenser.compress)

@@ -34,9 +34,9 @@ from bottega.reranking import (
     MutualReward,
     RewardFunction,
     RewardValue,
+    RewardVariant,
     SelfConsistencyReward,
     TreeSearch,
-    Variant,
     WeightedReward,
 )
 from bottega.reranking.flat_search import Sequences
@@ -149,7 +149,7 @@ class TaskSetup:
             )
         if config.reward == "oracle":
             return OracleReward(self._right)
-        variant: Variant = "released" if config.released else "paper"
+        variant: RewardVariant = "released" if config.released else "paper"
         sampling = replace(ANSWERS, temperature=0.8)
         own = SelfConsistencyReward(
             ContinuationPrompter(prompt), parse, sampling=sampling, variant=variant

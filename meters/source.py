@@ -14,7 +14,7 @@ MAX_LINES = 60
 MAX_PARAMETERS = 8
 OTHER_LANGUAGES = {".css", ".html", ".jinja", ".js", ".lua", ".sql", ".ts"}
 # Packages that implement the modules of the package around them for another store.
-TWINS = {"milvus", "postgres"}
+TWINS = {"milvus", "postgres", "sqlite"}
 SPECIAL_MODULES = {"__init__", "__main__"}
 # Constants are in upper case, and so are type variables of one letter.
 TYPE_NAME = re.compile(r"_*[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*")

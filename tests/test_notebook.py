@@ -32,7 +32,7 @@ from bottega import (
 )
 from bottega.evaluation.outcomes import ScoredAnswer
 from bottega.evaluation.runs.paired import PairedDifference
-from bottega.evaluation.runs.runner import Result
+from bottega.evaluation.runs.runner import MethodResult
 
 ALLOWED = {
     *("div", "span", "b", "img", "details", "summary", "progress"),
@@ -93,8 +93,8 @@ def traced(text: str, shots: int = 2, side: int = 60) -> Trace:
     )
 
 
-def result(text: str) -> Result:
-    return Result(text, 5, 10, text, 0.9, 0.6, 0.98, 0, 0, 10, 100, 10, None, 1.0)
+def result(text: str) -> MethodResult:
+    return MethodResult(text, 5, 10, text, 0.9, 0.6, 0.98, 0, 0, 10, 100, 10, None, 1.0)
 
 
 OBJECTS: dict[str, Callable[[str], Any]] = {

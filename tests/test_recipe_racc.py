@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bottega.bundled import bundled_compressor
-from bottega.compression import InputBuilder, Manifest, PassageCompressor, PassageStore, load
+from bottega.compression import InputBuilder, PassageCompressor, PassageStore, StoreManifest, load
 from bottega.errors import LoadError, SettingError, StoreError
 from bottega.generation import OpenAIGenerator, bundled
 from bottega.generation.loaded import LoadedModel
@@ -69,7 +69,7 @@ async def test_the_model_answers_with_compressed_passages(
 async def test_stored_passages_give_equal_answers(passages: KnowledgeBase, tmp_path: Path) -> None:
     saved, model = load(bundled_compressor()), bundled()
     shape = saved.racc.config
-    store = PassageStore(tmp_path, Manifest(saved.digest, shape.document_prompts, shape.width))
+    store = PassageStore(tmp_path, StoreManifest(saved.digest, shape.document_prompts, shape.width))
 
     def build(loaded: LoadedModel) -> int:
         hyper = saved.open(loaded.model, loaded.model)
@@ -92,7 +92,7 @@ async def test_a_passage_missing_in_the_store_is_an_error(
 
     saved = load(bundled_compressor())
     shape = saved.racc.config
-    empty = PassageStore(tmp_path, Manifest(saved.digest, shape.document_prompts, shape.width))
+    empty = PassageStore(tmp_path, StoreManifest(saved.digest, shape.document_prompts, shape.width))
     empty.add([], lambda none: torch.zeros(0))
     pipeline = racc(
         passages, bundled_compressor(), bundled(), store=tmp_path, retrieve=OracleRetriever()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bottega.cli.evaluation_run import MethodResult, run_methods
+from bottega.cli.evaluation_run import run_methods
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.methods.votes import VOTES
-from bottega.evaluation.runs.paired import PairedDifference, paired_differences
-from bottega.evaluation.runs.runner import Result, RunState
+from bottega.evaluation.runs.paired import PairedDifference, ScoredRun, paired_differences
+from bottega.evaluation.runs.runner import MethodResult, RunState
 from bottega.generation.bundled_models import BundledGenerator
 from bottega.recipes import Classifier
 
@@ -90,7 +90,7 @@ def figures(folder: Path, settings: tuple[Setting, ...]) -> str:
     return "\n".join([*tables, "", *against, *differences] if differences else tables)
 
 
-def _run(folder: Path, setting: Setting) -> list[MethodResult]:
+def _run(folder: Path, setting: Setting) -> list[ScoredRun]:
     data = load_benchmark(
         setting.benchmark, seed=SEED, per_class=setting.per_class, label_noise=setting.noise
     )
@@ -101,13 +101,13 @@ def _run(folder: Path, setting: Setting) -> list[MethodResult]:
         retrieve=setting.retrieve,
         seed=SEED,
     )
-    runs: list[MethodResult] = []
+    runs: list[ScoredRun] = []
     settings = Classifier(generator, labels=(), seed=SEED)
     run_methods(data, settings, config, runs, state=RunState())
     return runs
 
 
-def _row(name: str, result: Result) -> str:
+def _row(name: str, result: MethodResult) -> str:
     value = f"{result.value:.3f} | {result.low:.3f}-{result.high:.3f}"
     return (
         f"| {name} | {result.method} | {result.shots} | {result.n} | {value} | {result.invalid} |"

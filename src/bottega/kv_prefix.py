@@ -136,7 +136,7 @@ RESERVED_INPUTS = (
 KEEP_NO_LOGITS = torch.arange(0)  # as `logits_to_keep`; the number 0 would keep all
 
 
-class Batch:
+class ModelInputs:
     """Inputs of a processor with their model. Raises `SettingError` for inputs with which a prefix
     would silently give wrong results."""
 
@@ -308,7 +308,7 @@ RESERVED_SETTINGS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
+class ForwardScores:
     """Logits and loss of a forward pass. `logits` (batch, length, vocabulary) cover the prompt, or
     the answer in an encoder-decoder. `loss` is the mean over all labels except -100."""
 
@@ -321,19 +321,19 @@ def forward(
     prefix: KeyValues,
     inputs: Mapping[str, Tensor],
     labels: Tensor | None = None,
-) -> Scores:
+) -> ForwardScores:
     """Run one forward pass; gradients flow to the prefix. `inputs` come from a processor, padded on
     either side; their mask (batch, length) excludes the prefix. `labels` are (batch, length),
     aligned with the ids, or the answers (batch, answer) of an encoder-decoder; -100 is ignored. The
     prefix is cast to the model's dtype. Raises `SettingError`."""
-    batch = Batch(model, inputs)
+    batch = ModelInputs(model, inputs)
     output = batch.target(
         **batch.inputs_after(prefix.length),
         past_key_values=batch.cache(batch.fit(prefix)),
         labels=labels,
         use_cache=True,
     )
-    return Scores(output.logits, output.loss)
+    return ForwardScores(output.logits, output.loss)
 
 
 def generate(
@@ -356,7 +356,7 @@ def generate(
             f"generation after a prefix does not accept {', '.join(wrong)}",
             hint="pass settings one by one, and the length as max_new_tokens",
         )
-    batch = Batch(model, inputs)
+    batch = ModelInputs(model, inputs)
     if not (batch.is_encoder_decoder or bool(batch.mask[:, -1].all())):
         raise SettingError(
             "prompts must be padded on the left, got padding on the right",
@@ -387,7 +387,7 @@ def read(model: nn.Module, inputs: Mapping[str, Tensor]) -> KeyValues:
     take fewer positions than tokens: a prompt after the prefix has later positions than in the full
     text. Raises `SettingError`.
     """
-    batch = Batch(model, inputs)
+    batch = ModelInputs(model, inputs)
     if not (batch.is_encoder_decoder or bool(batch.mask.all())):
         raise SettingError(
             "texts for a prefix must not be padded",

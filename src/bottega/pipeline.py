@@ -55,10 +55,10 @@ class Named(Protocol):
 
 
 TierT = TypeVar("TierT", bound=Named)
-Outcome = TypeVar("Outcome")
+R = TypeVar("R")
 
 
-class Steps(Protocol[TierT, Outcome]):
+class Steps(Protocol[TierT, R]):
     """Steps of one query; `run` holds their order. Python runs those of a `Pipeline`; the gateway's
     steps add access rights, costs, fallback and streams."""
 
@@ -70,7 +70,7 @@ class Steps(Protocol[TierT, Outcome]):
         """Return the retrieved and re-ranked demonstrations."""
         ...
 
-    async def generate(self, tier: TierT, shown: list[Candidate], /) -> Outcome:
+    async def generate(self, tier: TierT, shown: list[Candidate], /) -> R:
         """Prompt the tier and return its parsed reply, or a stream that has begun."""
         ...
 
@@ -78,16 +78,16 @@ class Steps(Protocol[TierT, Outcome]):
         """Return the tier to ask after a failure of `generate`. Raises if there is none."""
         ...
 
-    async def escalate(self, outcome: Outcome, /) -> TierT | None:
+    async def escalate(self, outcome: R, /) -> TierT | None:
         """Return the tier to ask next, None to keep this outcome."""
         ...
 
 
-async def run(steps: Steps[TierT, Outcome]) -> tuple[Outcome, list[Outcome]]:
+async def run(steps: Steps[TierT, R]) -> tuple[R, list[R]]:
     """Route, retrieve, rerank, prompt, generate and parse; again for each tier that the query
     escalates to. Return the final outcome and the dismissed ones. The caller records the outcome,
     of a stream at its end."""
-    dismissed = list[Outcome]()
+    dismissed = list[R]()
     with span("route") as routing:
         tier = await steps.route()
         routing.set({"bottega.tier": tier.name})

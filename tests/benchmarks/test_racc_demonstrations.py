@@ -19,7 +19,7 @@ from benchmarks.racc_demonstrations import (
     training_data,
 )
 from bottega.compression import PassageStore
-from bottega.compression.passage_store import Manifest
+from bottega.compression.passage_store import StoreManifest
 from bottega.compression.persistence import load
 from bottega.evaluation.benchmarks.loading import load_benchmark
 
@@ -66,5 +66,5 @@ def test_controls_share_compressed_demonstrations(
     # No demonstration is in the prompt.
     assert all(row["n"] == 6 and row["prompt_tokens"] < 30 for row in rows)  # type: ignore[operator]
     saved = load(tmp_path / "small")
-    manifest = Manifest(saved.digest, PROMPTS, saved.racc.config.width)
+    manifest = StoreManifest(saved.digest, PROMPTS, saved.racc.config.width)
     assert len(PassageStore(tmp_path / "small" / "store", manifest)) == len(data.knowledge)

@@ -13,10 +13,10 @@ import torch
 from benchmarks.racc_methods import Case, candidates
 from bottega.compression import (
     KVReuse,
-    Manifest,
     OneTokenCompressor,
     PassageCompressor,
     PassageStore,
+    StoreManifest,
 )
 from bottega.prompting import InterleavedPrompter
 from bottega.types import Candidate, Query
@@ -73,7 +73,7 @@ def test_reused_passage_gives_the_concatenation_answer() -> None:
 
 
 def test_one_token_a_passage_precedes_the_question(tmp_path: Path) -> None:
-    query, store = case(3), PassageStore(tmp_path, Manifest("a", 1, 32))
+    query, store = case(3), PassageStore(tmp_path, StoreManifest("a", 1, 32))
     torch.manual_seed(0)
     method = OneTokenCompressor(32)
     store.add(
@@ -95,7 +95,7 @@ def test_one_token_a_passage_precedes_the_question(tmp_path: Path) -> None:
 def test_stored_and_fresh_passages_give_equal_answers(tmp_path: Path) -> None:
     query, racc = case(3, tokens=4), tiny_models.racc(start="random")
     online = PassageCompressor(racc, hyper(), texts())
-    store = PassageStore(tmp_path, Manifest("a", 4, 32))
+    store = PassageStore(tmp_path, StoreManifest("a", 4, 32))
     store.add(query.named, online.compress)
     stored = PassageCompressor(racc, hyper(), texts(), store)
 

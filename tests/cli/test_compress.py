@@ -18,7 +18,7 @@ from bottega._util.durable_files import lock_file
 from bottega.bundled import bundled_folder
 from bottega.cli import store_building
 from bottega.cli.compressor_plan import load_plan
-from bottega.compression import CompressorConfig, Manifest, PassageStore, load, save
+from bottega.compression import CompressorConfig, PassageStore, StoreManifest, load, save
 from bottega.compression.objective import TrainingObjective
 from bottega.errors import StoreError
 from bottega.generation.loaded import LoadedModel
@@ -385,7 +385,7 @@ def test_only_new_passages_are_compressed(
     }
     assert run(*command, "--all", "--json").json["compressed"] == 1  # type: ignore[index]
     saved = load(compressor)
-    store = PassageStore(tmp_path / "store", Manifest(saved.digest, 4, width))
+    store = PassageStore(tmp_path / "store", StoreManifest(saved.digest, 4, width))
     assert store.get(passages).shape == (70, 4, width)
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
         [answered] = [example for example in kb if example.answer]
@@ -432,7 +432,7 @@ def test_the_int8_error_is_reported(run: Run, compressor: Path, tmp_path: Path) 
     done = run(*command, "--int8", "--json")
     assert 0.0005 < done.json["int8_error"] < 0.05  # type: ignore[index]
     assert run(*command, "--int8", "--json").json["int8_error"] is None  # type: ignore[index]
-    manifest = Manifest.for_store(tmp_path / "store", "a", 4, 8)
+    manifest = StoreManifest.for_store(tmp_path / "store", "a", 4, 8)
     assert manifest.precision == "int8"
 
 

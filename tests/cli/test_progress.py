@@ -7,7 +7,7 @@ import time
 import pytest
 
 from bottega._util.tracing import use_tracer
-from bottega.cli.shown_progress import CallCounter, ProgressLines, Status, progress
+from bottega.cli.shown_progress import CallCounter, ProgressLines, ProgressStatus, progress
 from bottega.generation import ScriptedGenerator
 from bottega.types import Prompt, Sampling
 
@@ -21,7 +21,7 @@ def test_short_work_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_long_work_writes_lines_even_before_its_first_step(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = ProgressLines("rcts 3", Status(8), first=0.01)
+    lines = ProgressLines("rcts 3", ProgressStatus(8), first=0.01)
     end = time.monotonic() + 20
     while not (written := capsys.readouterr().err) and time.monotonic() < end:
         time.sleep(0.005)
@@ -30,20 +30,20 @@ def test_long_work_writes_lines_even_before_its_first_step(
 
 
 def test_the_time_left_is_estimated() -> None:
-    status = Status(2000)
+    status = ProgressStatus(2000)
     assert status.text(9) == "0:09"
     status(500, 0.25)
     assert status.text(90) == "0.2500 USD, 1:30, about 4:30 left"
     status(1500)
     assert status.text(7200) == "0.2500 USD, 2:00:00, about 0:00 left"
-    unknown = Status(None)
+    unknown = ProgressStatus(None)
     unknown(7)
     assert unknown.text(61) == "1:01"
 
 
 async def test_calls_estimate_the_time_before_the_first_item() -> None:
     calls = CallCounter(limit=40)
-    status = Status(8, calls)
+    status = ProgressStatus(8, calls)
     model = ScriptedGenerator(lambda prompt: "cat")
     with use_tracer(calls):
         await model.generate(Prompt(()), Sampling(n=9))

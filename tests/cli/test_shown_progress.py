@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from bottega.cli import answer_search, knowledge, report, tune
-from bottega.cli.shown_progress import CallCounter, Status
+from bottega.cli.shown_progress import CallCounter, ProgressStatus
 from bottega.knowledge import KnowledgeBase, TokenEmbedder
 from bottega.types import Example, Query
 from tests.cli.conftest import Run
 from tests.server import Server, ok
 
-Shown = list[tuple[str, Status]]
+Shown = list[tuple[str, ProgressStatus]]
 
 
 @pytest.fixture
@@ -26,9 +26,13 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
 
     @contextmanager
     def progress(
-        title: str, total: int | Status | None, *, calls: CallCounter | None = None
-    ) -> Iterator[Status]:
-        status = total if isinstance(total, Status) else Status(total, calls or CallCounter())
+        title: str, total: int | ProgressStatus | None, *, calls: CallCounter | None = None
+    ) -> Iterator[ProgressStatus]:
+        status = (
+            total
+            if isinstance(total, ProgressStatus)
+            else ProgressStatus(total, calls or CallCounter())
+        )
         bars.append((title, status))
         yield status
 

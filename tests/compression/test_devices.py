@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bottega.compression.hyper_model import HyperModel, InputBuilder, Inputs
+from bottega.compression.hyper_model import HyperModel, InputBuilder, ProcessorInputs
 from bottega.compression.model import RaccModel
 from bottega.compression.objective import (
     TrainingConfig,
@@ -19,7 +19,7 @@ from bottega.compression.objective import (
     TrainingObjective,
     retrieval_scores,
 )
-from bottega.compression.passage_store import Manifest, PassageStore
+from bottega.compression.passage_store import PassageStore, StoreManifest
 from bottega.compression.prefixes import PassageCompressor
 from bottega.compression.training import TrainingProgress, train
 from bottega.image import Image
@@ -61,7 +61,7 @@ class DeviceModel:
     def at(cls, device: DeviceKind) -> DeviceModel:
         return cls(deepcopy(tiny("llava").model).to(*device))
 
-    def encode(self, prompts: Sequence[Prompt], /) -> Inputs:
+    def encode(self, prompts: Sequence[Prompt], /) -> ProcessorInputs:
         kinds = {True: self.model.dtype, False: None}
         return {
             name: one.to(self.model.device, kinds[one.is_floating_point()])
@@ -147,7 +147,9 @@ def test_prefix_equals_full_precision_cpu_prefix(
 
     there = DeviceModel.at(hyper)
     made = PassageCompressor(racc, HyperModel(there.model), there.texts)
-    store = PassageStore(tmp_path, Manifest("a", racc.config.document_prompts, racc.config.width))
+    store = PassageStore(
+        tmp_path, StoreManifest("a", racc.config.document_prompts, racc.config.width)
+    )
     store.add([(str(one.example.id), one.example) for one in shown], made.compress)
     stored = PassageCompressor(racc, HyperModel(there.model), there.texts, store)
     for found in (made.prefix(query, shown), stored.prefix(query, shown)):

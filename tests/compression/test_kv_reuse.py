@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bottega.compression.hyper_model import Inputs, rows
+from bottega.compression.hyper_model import ProcessorInputs, rows
 from bottega.compression.prefixes import KVReuse
 from bottega.errors import SettingError
 from bottega.kv_prefix import KeyValues, forward, read
@@ -48,7 +48,7 @@ def stacked(prefix: Prefix) -> KeyValues:
     )
 
 
-def prompt_inputs(model: Tiny, query: Query, shown: Sequence[Candidate]) -> Inputs:
+def prompt_inputs(model: Tiny, query: Query, shown: Sequence[Candidate]) -> ProcessorInputs:
     return word_encoder(model)([InterleavedPrompter()(query, shown)])
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bottega.compression.passage_store import Manifest, PassageStore
+from bottega.compression.passage_store import PassageStore, StoreManifest
 from bottega.compression.prefixes import OneTokenCompressor
 from bottega.kv_prefix import forward
 from bottega.types import Example, Query
@@ -79,7 +79,7 @@ def test_only_the_bridge_gets_gradients() -> None:
 
 
 def test_stored_vectors_equal_the_passages(tmp_path: Path) -> None:
-    compressor, store = one_token(), PassageStore(tmp_path, Manifest("one", 1, 32))
+    compressor, store = one_token(), PassageStore(tmp_path, StoreManifest("one", 1, 32))
     named = [(f"p{i}", one) for i, one in enumerate(passages(3))]
 
     store.add(named, lambda queries: compressor.passage_vectors(hyper(), texts().passages(queries)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bottega.compression.passage_store import Manifest, PassageStore
+from bottega.compression.passage_store import PassageStore, StoreManifest
 from bottega.compression.prefixes import PassageCompressor, PrefixSearcher
 from bottega.errors import SettingError, StoreError
 from bottega.parsing import LabelParser
@@ -101,7 +101,7 @@ async def test_concurrent_queries_do_not_mix() -> None:
 
 
 async def test_stored_passages_give_the_same_answers(tmp_path: Path) -> None:
-    store = PassageStore(tmp_path, Manifest("a", 4, 32))
+    store = PassageStore(tmp_path, StoreManifest("a", 4, 32))
     store.add(
         [(str(one.example.id), one.example) for one in candidates(3)], compressor_of().compress
     )
@@ -116,7 +116,7 @@ async def test_stored_passages_give_the_same_answers(tmp_path: Path) -> None:
 
 
 async def test_changed_passage_is_an_error(tmp_path: Path) -> None:
-    store = PassageStore(tmp_path, Manifest("a", 4, 32))
+    store = PassageStore(tmp_path, StoreManifest("a", 4, 32))
     store.add([("p0", passage("old"))], lambda old: torch.zeros(len(old), 4, 32))
 
     with pytest.raises(StoreError, match="p0 has changed"):

@@ -7,7 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from bottega.compression.hyper_model import HiddenStates, HyperModel, Inputs, sentence_prompts
+from bottega.compression.hyper_model import (
+    HiddenStates,
+    HyperModel,
+    ProcessorInputs,
+    sentence_prompts,
+)
 from bottega.compression.model import AttentionPooling, PromptMode, RaccModel
 from bottega.kv_prefix import KeyValues, generate
 from bottega.types import Query
@@ -91,7 +96,7 @@ def test_pipe_starts_from_a_sentence_repeated_or_cut() -> None:
 @pytest.mark.parametrize("prompting", ["appended", "reading", "both"])
 def test_the_scale_of_hidden_states_does_not_matter(prompting: PromptMode) -> None:
     class Scaled(HyperModel):
-        def read(self, inputs: Inputs, prompts: Tensor | None = None) -> HiddenStates:
+        def read(self, inputs: ProcessorInputs, prompts: Tensor | None = None) -> HiddenStates:
             states, scale = super().read(inputs, prompts), torch.linspace(1, 1000, 32)
             prompted = None if states.prompted is None else states.prompted * scale
             return replace(states, hidden=states.hidden * scale, prompted=prompted)

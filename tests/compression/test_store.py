@@ -15,9 +15,9 @@ from bottega.compression.passage_store import (
     ENTRIES,
     MANIFEST,
     ROWS,
-    Manifest,
     PassageStore,
     Precision,
+    StoreManifest,
     content_digest,
 )
 from bottega.errors import StoreError
@@ -43,7 +43,7 @@ def rows(passages: Sequence[Example]) -> torch.Tensor:
 
 
 def opened(folder: Path, precision: Precision = "fp16", compressor: str = "a") -> PassageStore:
-    return PassageStore(folder, Manifest(compressor, PROMPTS, WIDTH, precision))
+    return PassageStore(folder, StoreManifest(compressor, PROMPTS, WIDTH, precision))
 
 
 @pytest.mark.parametrize(("precision", "error"), [("fp16", 2e-3), ("int8", 2e-2)])
@@ -133,7 +133,7 @@ def test_other_compressor_or_precision_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="precision fp16, not int8"):
         opened(tmp_path, precision="int8")
     with pytest.raises(StoreError, match=f"width {WIDTH}, not {WIDTH + 1}"):
-        PassageStore(tmp_path, Manifest("a", PROMPTS, WIDTH + 1))
+        PassageStore(tmp_path, StoreManifest("a", PROMPTS, WIDTH + 1))
 
 
 def test_foreign_folder_is_unchanged(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_foreign_manifest_is_an_error(tmp_path: Path, text: str, said: str) -> N
 
     for act in (
         lambda: opened(tmp_path),
-        lambda: Manifest.for_store(tmp_path, "a", PROMPTS, WIDTH),
+        lambda: StoreManifest.for_store(tmp_path, "a", PROMPTS, WIDTH),
     ):
         with pytest.raises(StoreError, match=said) as refused:
             act()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bottega.compression.hyper_model import HyperModel, InputBuilder, Inputs, PromptEncoder
+from bottega.compression.hyper_model import HyperModel, InputBuilder, ProcessorInputs, PromptEncoder
 from bottega.compression.model import CompressorConfig, RaccModel
 from bottega.image import Image
 from bottega.kv_prefix import Geometry
@@ -38,7 +38,7 @@ def word_encoder(tiny: Tiny) -> PromptEncoder:
     turn unless the prompt contains it. An encoder-decoder gets an end token. All images have equal
     pixels."""
 
-    def encode(prompts: Sequence[Prompt]) -> Inputs:
+    def encode(prompts: Sequence[Prompt]) -> ProcessorInputs:
         rows = []
         for prompt in prompts:
             ids = [START, *(token for message in prompt.messages for token in _turn(message))]
@@ -49,7 +49,7 @@ def word_encoder(tiny: Tiny) -> PromptEncoder:
     return encode
 
 
-def encode(prompts: Sequence[Prompt]) -> Inputs:
+def encode(prompts: Sequence[Prompt]) -> ProcessorInputs:
     return word_encoder(model())(prompts)
 
 

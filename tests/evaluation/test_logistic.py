@@ -20,11 +20,11 @@ from bottega.evaluation.methods.logistic import (
     ALL_LABELS,
     C_VALUES,
     DEFAULT_C,
+    ClassIndices,
     KnowledgeBaseLogistic,
     LabelledVectors,
     LogisticClassifier,
     LogisticModel,
-    Targets,
     _folds,
     check_labelled,
     select_c,
@@ -277,7 +277,7 @@ def test_tuning_uses_a_sample_of_many_examples(monkeypatch: pytest.MonkeyPatch) 
     sizes: list[int] = []
 
     class CountedModel(LogisticModel):
-        def __init__(self, vectors: Vectors, targets: Targets, c: float) -> None:
+        def __init__(self, vectors: Vectors, targets: ClassIndices, c: float) -> None:
             sizes.append(len(targets))
             super().__init__(vectors, targets, c)
 
@@ -294,12 +294,12 @@ def test_refits_select_c_without_the_excluded_example_and_are_cached(
     tuned: list[int] = []
     fitted: list[float] = []
 
-    def tune(vectors: Vectors, targets: Targets, *, seed: int) -> float:
+    def tune(vectors: Vectors, targets: ClassIndices, *, seed: int) -> float:
         tuned.append(len(targets))
         return 10.0 if len(targets) == 8 else 1.0
 
     class CountedModel(LogisticModel):
-        def __init__(self, vectors: Vectors, targets: Targets, c: float) -> None:
+        def __init__(self, vectors: Vectors, targets: ClassIndices, c: float) -> None:
             fitted.append(c)
             super().__init__(vectors, targets, c)
 

@@ -20,7 +20,7 @@ from bottega.evaluation.metrics.intervals import (
 )
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
 from bottega.evaluation.runs.paired import difference, paired_differences
-from bottega.evaluation.runs.runner import Result, evaluate
+from bottega.evaluation.runs.runner import MethodResult, evaluate
 from bottega.types import Answer, Example, Query
 from tests.evaluation.builders import episodic_benchmark
 
@@ -109,7 +109,7 @@ def test_pairing_narrows_the_interval() -> None:
     assert together.high - together.low < (apart.high - apart.low) / 2
 
 
-async def _run(name: str, shots: int, wrong_count: int) -> tuple[Result, list[ScoredAnswer]]:
+async def _run(name: str, shots: int, wrong_count: int) -> tuple[MethodResult, list[ScoredAnswer]]:
     wrong_queries = {item.query for item in DATA.items[:wrong_count]}
 
     async def answer(query: Query) -> Outcome:

@@ -12,7 +12,7 @@ from bottega.evaluation.methods.retriever_factory import retriever_factory
 from bottega.evaluation.methods.searchers import MethodContext
 from bottega.evaluation.methods.specifications import METHODS, SEARCH_METHODS
 from bottega.evaluation.outcomes import Method
-from bottega.evaluation.runs.runner import Result, evaluate
+from bottega.evaluation.runs.runner import MethodResult, evaluate
 from bottega.evaluation.search_config import SearchConfig, search_config
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import (
@@ -48,7 +48,7 @@ def repeat_last_answer(prompt: Prompt) -> str:
 
 async def run(
     name: str, script: ScriptedGenerator, samples: int | None = None
-) -> tuple[Method, Result]:
+) -> tuple[Method, MethodResult]:
     settings = Classifier(script, ANIMALS, prompt=InterleavedPrompter())
     with KnowledgeBase.open(":memory:", embed=PixelEmbedder()) as knowledge:
         knowledge.add(DATA.knowledge)

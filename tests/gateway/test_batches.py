@@ -30,7 +30,7 @@ from bottega.gateway.accounting.limiter import LocalLimiter
 from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.apis.batches.batch_records import StoredFile
 from bottega.gateway.apis.batches.execution import DAY, HOUR
-from bottega.gateway.apis.batches.lines import MAX_ERRORS, Line, read_lines
+from bottega.gateway.apis.batches.lines import MAX_ERRORS, BatchLine, read_lines
 from bottega.gateway.apis.batches.store import FILE as BATCHES_FILE
 from bottega.gateway.apis.batches.store import ORPHAN_SECONDS, BatchStore
 from bottega.gateway.config.gateway_settings import BatchSettings
@@ -279,7 +279,11 @@ def test_lines_are_found_by_position(tmp_path: Path) -> None:
     assert (error.code, error.line) == ("too_many_requests", 3)
     path.write_bytes(b"x" * 5000 + b"\n" + jsonl(chat_lines("a")))
     [line], [error] = read_lines(path, CHAT, max_requests=2, max_bytes=1000)
-    assert (error.code, error.line, line) == ("line_too_long", 1, Line(2, 5001, line.length, "a"))
+    assert (error.code, error.line, line) == (
+        "line_too_long",
+        1,
+        BatchLine(2, 5001, line.length, "a"),
+    )
     path.write_bytes(b"x\n" * 1000)
     assert len(read_lines(path, CHAT, max_requests=2, max_bytes=10)[1]) == MAX_ERRORS
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.running.server import Connection
+from bottega.gateway.running.server import ClientConnection
 from bottega.generation import ScriptedGenerator
 from bottega.types import Prompt, Reply, Sampling
 from tests.gateway.harness import Harness, harness
@@ -115,9 +115,9 @@ def test_endless_trailers_are_cut(kept: Harness) -> None:
 def test_slow_requests_time_out(
     kept: Harness, half: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Connection, "header_seconds", 0.2)
-    monkeypatch.setattr(Connection, "message_seconds", 0.2)
-    monkeypatch.setattr(Connection, "check_seconds", 0.05)
+    monkeypatch.setattr(ClientConnection, "header_seconds", 0.2)
+    monkeypatch.setattr(ClientConnection, "message_seconds", 0.2)
+    monkeypatch.setattr(ClientConnection, "check_seconds", 0.05)
     begun = time.monotonic()
     assert ask(kept, half) == b""
     assert time.monotonic() - begun < 5
@@ -132,9 +132,9 @@ class SlowGenerator(ScriptedGenerator):
 def test_replies_can_take_longer_than_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Connection, "header_seconds", 0.1)
-    monkeypatch.setattr(Connection, "message_seconds", 0.1)
-    monkeypatch.setattr(Connection, "check_seconds", 0.05)
+    monkeypatch.setattr(ClientConnection, "header_seconds", 0.1)
+    monkeypatch.setattr(ClientConnection, "message_seconds", 0.1)
+    monkeypatch.setattr(ClientConnection, "check_seconds", 0.05)
     with harness(tmp_path, apprentice=SlowGenerator(lambda prompt: "seven")) as server:
         received = ask(server, HEAD + b"Connection: close\r\n" + PLAIN)
     assert status(received) == 200 and b"seven" in received
@@ -144,8 +144,8 @@ def test_client_that_stops_reading_is_disconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise it blocks the slots of a tier and all requests waiting for the same answer."""
-    monkeypatch.setattr(Connection, "write_seconds", 0.2)
-    monkeypatch.setattr(Connection, "check_seconds", 0.05)
+    monkeypatch.setattr(ClientConnection, "write_seconds", 0.2)
+    monkeypatch.setattr(ClientConnection, "check_seconds", 0.05)
     long = ScriptedGenerator(lambda prompt: "seven " * 2_000_000)
     streamed = BODY[:-1] + b', "stream": true}'
     with harness(tmp_path, apprentice=long) as server:

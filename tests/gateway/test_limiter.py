@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bottega.gateway.accounting.limiter import BudgetError, LocalLimiter, Reservation
+from bottega.gateway.accounting.limiter import AccountBudgetError, LocalLimiter, Reservation
 from bottega.gateway.accounting.row_types import Account
 from bottega.openai_api.errors import ApiError
 
@@ -79,7 +79,7 @@ async def test_a_reservation_counts_until_it_is_released() -> None:
     reservations = [limiter.reservation(account) for _ in range(4)]
     for reservation in reservations[:3]:
         await reservation.reserve(0.1)  # 0.1 + 3 * 0.1: exactly the budget
-    with pytest.raises(BudgetError, match="other requests have reserved the rest") as raised:
+    with pytest.raises(AccountBudgetError, match="other requests have reserved the rest") as raised:
         await reservations[3].reserve(0.01)
     assert raised.value.headers["retry-after"] == "1"
     reservations[0].release()  # for example an exact repeat
@@ -92,7 +92,7 @@ async def test_reservation_is_replaced_by_the_actual_cost() -> None:
     await first.reserve(0.9)
     first.settle(0.2)
     await second.reserve(0.8)
-    with pytest.raises(BudgetError):
+    with pytest.raises(AccountBudgetError):
         await first.reserve(0.1)  # fallback to another tier: 0.2 + 0.8 + 0.1
     assert first.usd == pytest.approx(0.2)
     second.settle(0.0)  # it failed
@@ -103,7 +103,7 @@ async def test_single_request_is_always_admitted() -> None:
     limiter, account = LocalLimiter(SpendingStub([0.9])), Account("a", "a", usd_per_month=1.0)
     alone = limiter.reservation(account)
     await alone.reserve(50.0)
-    with pytest.raises(BudgetError):
+    with pytest.raises(AccountBudgetError):
         await limiter.reservation(account).reserve(0.01)
     await limiter.reservation(Account("b", "b", usd_per_month=1.0)).reserve(0.1)
     alone.release()
@@ -115,7 +115,7 @@ async def test_paid_calls_count_before_the_ledger_entry() -> None:
     reservation = limiter.reservation(account)
     await reservation.reserve(0.1)
     reservation.settle(0.1)
-    with pytest.raises(BudgetError, match="is spent"):
+    with pytest.raises(AccountBudgetError, match="is spent"):
         await reservation.reserve(0.001)
 
 
@@ -129,7 +129,7 @@ async def test_reservations_that_reach_the_budget_exactly_leave_no_room() -> Non
     limiter, account = LocalLimiter(SpendingStub([0.25])), Account("a", "a", usd_per_month=0.5)
     await limiter.reservation(account).reserve(0.125)
     await limiter.reservation(account).reserve(0.125)
-    with pytest.raises(BudgetError):
+    with pytest.raises(AccountBudgetError):
         await limiter.reservation(account).reserve(0.0001)
 
 
@@ -157,7 +157,7 @@ async def test_concurrency_overshoots_by_less_than_one_request(seed: int) -> Non
         reservation = limiter.reservation(account)
         try:
             await reservation.reserve(rng.uniform(0, max_cost))
-        except BudgetError:
+        except AccountBudgetError:
             continue
         running.append(reservation)
     assert 10.0 <= sum(budget.costs) < 10.0 + max_cost

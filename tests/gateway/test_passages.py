@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from bottega.bundled import bundled_compressor, bundled_folder
-from bottega.compression import Manifest, PassageStore, load
+from bottega.compression import PassageStore, StoreManifest, load
 from bottega.errors import SettingError
 from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.running.build import build
@@ -78,7 +78,9 @@ def store(tmp_path_factory: pytest.TempPathFactory, apprentice: LoadedModel) -> 
     loader.base._loaded = apprentice
     compressor, saved = loader.load(apprentice), load(bundled_compressor())
     config = saved.racc.config
-    passages = PassageStore(folder, Manifest(saved.digest, config.document_prompts, config.width))
+    passages = PassageStore(
+        folder, StoreManifest(saved.digest, config.document_prompts, config.width)
+    )
     with KnowledgeBase.open(":memory:", embed=TokenEmbedder.bundled()) as opened:
         opened.add(READ)
         passages.add([(str(one.id), one) for one in opened], compressor.compress)
@@ -151,7 +153,7 @@ def test_unreadable_passages_are_left_out(
     own = tmp_path / "own"
     saved = load(bundled_compressor())
     config = saved.racc.config
-    manifest = Manifest(saved.digest, config.document_prompts, config.width)
+    manifest = StoreManifest(saved.digest, config.document_prompts, config.width)
     own.mkdir()
     (own / "manifest.json").write_bytes(orjson.dumps(asdict(manifest)))
     if damage == "damaged":
@@ -185,7 +187,7 @@ def test_missing_folders_are_refused_at_start(tmp_path: Path, store: Path) -> No
 
 def test_a_store_of_another_compressor_is_refused_at_start(tmp_path: Path) -> None:
     config = load(bundled_compressor()).racc.config
-    manifest = Manifest("0123456789abcdef", config.document_prompts, config.width)
+    manifest = StoreManifest("0123456789abcdef", config.document_prompts, config.width)
     (tmp_path / "manifest.json").write_bytes(orjson.dumps(asdict(manifest)))
     message, _ = refused(config_text(tmp_path, tmp_path))
     assert "was built with compressor 0123456789abcdef, not " in message

@@ -14,7 +14,7 @@ from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel
 
 from bottega.gateway.apis.responses import responses_endpoint
-from bottega.gateway.ports import Reply, RequestRecord
+from bottega.gateway.ports import HttpReply, RequestRecord
 from bottega.openai_api.streams import DONE_EVENT, to_event
 from tests import server as doubles
 from tests.gateway.harness import Harness, client, harness
@@ -353,9 +353,9 @@ async def test_disconnect_between_events_closes_the_upstream_stream() -> None:
 
     source = chunks()  # keeps the only reference
 
-    async def chat(record: RequestRecord, headers: Any, body: Any) -> Reply:
+    async def chat(record: RequestRecord, headers: Any, body: Any) -> HttpReply:
         await body()
-        return Reply({}, events=source)
+        return HttpReply({}, events=source)
 
     async def body() -> bytes:
         return b'{"model": "m", "input": "hi", "stream": true}'

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from bottega.errors import GenerationError
 from bottega.gateway.ports import ServedTier, UpstreamCall
-from bottega.gateway.request.drafts import DraftGenerator, send_drafts
+from bottega.gateway.request.drafts import RequestDraftGenerator, send_drafts
 from bottega.gateway.running.build import build
 from bottega.generation import ScriptedGenerator
 from bottega.openai_api.fields import data_url_cache
@@ -84,7 +84,7 @@ async def unused(call: UpstreamCall) -> ChatCompletion:
 def test_draft_outside_a_request_is_an_error() -> None:
     """Before any request, and in a context that began inside one and outlived it."""
     served = ServedTier(Tier("small", ScriptedGenerator(lambda prompt: "")), LateUpstream())
-    drafts = DraftGenerator(served, data_url_cache())
+    drafts = RequestDraftGenerator(served, data_url_cache())
     with send_drafts(unused):
         inside = copy_context()
     for context in (Context(), inside):

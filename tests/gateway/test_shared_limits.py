@@ -15,7 +15,7 @@ import pytest
 
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.limiter import (
-    BudgetError,
+    AccountBudgetError,
     Limiter,
     LimitsUnavailableError,
     LocalLimiter,
@@ -131,7 +131,7 @@ async def test_parallel_requests_reserve_their_cost(processes: list[Process]) ->
         reservation = one.limiter.reservation(LIMITED)
         try:
             await reservation.reserve(0.1)
-        except BudgetError as error:
+        except AccountBudgetError as error:
             assert error.status == 429
             return None
         return reservation
@@ -154,7 +154,7 @@ async def test_spending_is_known_to_all_at_once(processes: list[Process]) -> Non
         await reservation.reserve(cost)
         await one.call(reservation, cost)
     for one in processes:
-        with pytest.raises(BudgetError) as refused:
+        with pytest.raises(AccountBudgetError) as refused:
             await one.limiter.admit(account)
         assert refused.value.code == "insufficient_quota"
 
@@ -164,12 +164,12 @@ async def test_single_request_is_admitted_while_budget_is_left(processes: list[P
     large = processes[0].limiter.reservation(account)
     await large.reserve(50.0)
     other = processes[1].limiter.reservation(account)
-    with pytest.raises(BudgetError) as refused:
+    with pytest.raises(AccountBudgetError) as refused:
         await other.reserve(0.01)
     assert refused.value.code == "rate_limit_exceeded"
     await processes[0].call(large, 0.2)
     await other.reserve(0.8)
-    with pytest.raises(BudgetError):
+    with pytest.raises(AccountBudgetError):
         await processes[2].limiter.reservation(account).reserve(0.01)
     other.release()
     if isinstance(processes[1].limiter, SharedLimiter) and (
@@ -193,7 +193,7 @@ async def test_budget_overshoots_by_one_request_at_most(
             try:
                 await one.limiter.admit(account)
                 await reservation.reserve(rng.uniform(0.5, 1) * largest)
-            except BudgetError as error:
+            except AccountBudgetError as error:
                 reservation.release()
                 if error.code == "insufficient_quota":
                     return
@@ -219,7 +219,7 @@ async def test_reservation_outlives_its_lease_while_its_process_runs(
         reservation = one.limiter.reservation(account)
         await reservation.reserve(0.9)
         await asyncio.sleep(0.9)
-        with pytest.raises(BudgetError):
+        with pytest.raises(AccountBudgetError):
             await other.limiter.reservation(account).reserve(0.5)
 
 
@@ -236,11 +236,11 @@ async def test_reservation_ends_with_its_process(
                 Entry(time.time(), "r", "a", "", "t", "m", "answered", cost_usd=0.7)
             )
             await killed.ledger.flushed()
-        with pytest.raises(BudgetError):
+        with pytest.raises(AccountBudgetError):
             await other.limiter.reservation(account).reserve(0.2)
         await asyncio.sleep(0.8)
         await other.limiter.reservation(account).reserve(0.2)
-        with pytest.raises(BudgetError):
+        with pytest.raises(AccountBudgetError):
             await other.limiter.reservation(account).reserve(0.2)
 
 
@@ -269,13 +269,13 @@ async def test_lost_redis_restores_spending_once(
         waits = await asyncio.gather(*(one.limiter.admit(account) for one in made * 4))
         assert waits == [None] * 12  # none is refused
         # The running request has renewed its reservation before anything else was decided.
-        with pytest.raises(BudgetError):
+        with pytest.raises(AccountBudgetError):
             await made[2].limiter.reservation(account).reserve(0.35)
         # A renewal in progress may briefly restore an ended reservation.
         last = made[2].limiter.reservation(account)
         async with asyncio.timeout(10):
             while not last.reserved:
-                with suppress(BudgetError):
+                with suppress(AccountBudgetError):
                     await last.reserve(0.3)
                 await asyncio.sleep(0.05)
 
@@ -292,14 +292,14 @@ async def test_evicted_account_never_exceeds_its_budget(
             await reservation.reserve(0.4)
         await one.call(reservations[0], 0.4)
         assert redis.run("DEL", "bottega:limit:a") == 1
-        with pytest.raises(BudgetError) as refused:
+        with pytest.raises(AccountBudgetError) as refused:
             await reservations[2].reserve(0.25)
         assert refused.value.code == "rate_limit_exceeded"
         await reservations[2].reserve(0.2)
         assert redis.run("DEL", "bottega:limit:a") == 1
         await other.call(reservations[1], 0.7)  # more than reserved
         for each in (one, other):
-            with pytest.raises(BudgetError) as refused:
+            with pytest.raises(AccountBudgetError) as refused:
                 await each.limiter.admit(account)
             assert refused.value.code == "insufficient_quota"
 
@@ -338,7 +338,7 @@ async def test_restarted_redis_keeps_budgets(
             redis.start()
         await one.call(reservation, 0.4)
         assert await one.limiter.admit(account) is None
-        with pytest.raises(BudgetError):
+        with pytest.raises(AccountBudgetError):
             again = one.limiter.reservation(account)
             await again.reserve(0.5)
             await one.limiter.reservation(account).reserve(0.2)
@@ -389,7 +389,7 @@ async def test_crash_of_postgres_keeps_budgets(
                 await other.limiter.admit(account)
             await asyncio.to_thread(server.start)
             await asyncio.sleep(0.1)
-            with pytest.raises(BudgetError) as refused:
+            with pytest.raises(AccountBudgetError) as refused:
                 await other.limiter.reservation(account).reserve(0.2)
             assert refused.value.code == "rate_limit_exceeded"
             await one.call(reservation, 0.8)

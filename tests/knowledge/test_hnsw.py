@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bottega.knowledge.index.hnsw import HnswIndex, empty_graph, restore_graph
-from bottega.knowledge.index.vector_index import FaissIndex, FlatIndex, Metric
+from bottega.knowledge.index.vector_index import FaissIndex, FlatIndex, VectorMetric
 from bottega.knowledge.records import Change
 from bottega.protocols import Vectors
 from tests.knowledge.indexed_rows import WIDTH, clustered
@@ -12,7 +12,7 @@ from tests.knowledge.indexed_rows import WIDTH, clustered
 ROWS = 3000
 
 
-def pair(vectors: Vectors, metric: Metric = "cosine") -> tuple[FlatIndex, HnswIndex]:
+def pair(vectors: Vectors, metric: VectorMetric = "cosine") -> tuple[FlatIndex, HnswIndex]:
     exact = FlatIndex(WIDTH, metric)
     graph = HnswIndex(empty_graph(WIDTH, metric), metric)
     changes = [Change(key, key, vector) for key, vector in enumerate(vectors, 1)]
@@ -30,7 +30,7 @@ def recall(exact: FaissIndex, graph: FaissIndex, **options: object) -> float:
 
 
 @pytest.mark.parametrize("metric", ["cosine", "l2"])
-def test_graph_matches_exact_search(metric: Metric) -> None:
+def test_graph_matches_exact_search(metric: VectorMetric) -> None:
     exact, graph = pair(clustered(ROWS), metric)
     assert recall(exact, graph) >= 0.99
     scores = [hit.score for hit in graph.search(clustered(1), 5)[0]]

@@ -11,7 +11,7 @@ import pytest
 
 from bottega.errors import EmbeddingError, SettingError, StoreError
 from bottega.knowledge import KnowledgeBase, TokenEmbedder
-from bottega.knowledge.index.vector_index import Metric
+from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.knowledge.sqlite.rows import SqliteRows
 from bottega.protocols import Vectors
 from bottega.types import Query
@@ -47,7 +47,7 @@ class Wrong(SeededEmbedder):
     ],
 )
 @pytest.mark.parametrize("metric", ["cosine", "l2"])
-def test_invalid_query_vector_is_an_error(made: object, metric: Metric) -> None:
+def test_invalid_query_vector_is_an_error(made: object, metric: VectorMetric) -> None:
     embed = Wrong()
     with KnowledgeBase.open(":memory:", embed, metric=metric) as kb:
         kb.add([text_example("a"), text_example("b")])

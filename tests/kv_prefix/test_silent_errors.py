@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bottega.errors import SettingError
-from bottega.kv_prefix import Batch, KeyValues, forward, generate, read
+from bottega.kv_prefix import KeyValues, ModelInputs, forward, generate, read
 from tests.kv_prefix.tiny_models import (
     ALL,
     DECODERS,
@@ -89,7 +89,7 @@ def test_prefix_can_be_used_repeatedly(name: str) -> None:
 def test_prefix_leaves_cross_attention_to_the_encoder(name: str) -> None:
     """A non-empty cross-attention cache would replace the prompt."""
     model = tiny(name)
-    cache = Batch(model.model, model.inputs(PROMPTS[0])).cache(random_prefix(model.model, 1))
+    cache = ModelInputs(model.model, model.inputs(PROMPTS[0])).cache(random_prefix(model.model, 1))
     assert cache.self_attention_cache.get_seq_length() == 4
     assert cache.cross_attention_cache.get_seq_length() == 0
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bottega.errors import SettingError
 from bottega.reranking.monte_carlo_tree import MonteCarloTree, TreeNode
-from bottega.reranking.rewards import RewardValue, Variant
+from bottega.reranking.rewards import RewardValue, RewardVariant
 from bottega.types import Answer, Candidate
 from tests.builders import example
 
@@ -40,7 +40,7 @@ def found(*scores: float) -> list[Candidate]:
 class HandTree:
     """Three candidates a, b, c with the scores 3, 2, 1; K=2, width 3, c=1/2."""
 
-    def __init__(self, variant: Variant) -> None:
+    def __init__(self, variant: RewardVariant) -> None:
         self.given = ScriptedRandom()
         self.tree = MonteCarloTree(found(3, 2, 1), 2, variant=variant, random=self.given)
 
@@ -246,7 +246,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
 
 REWARDS = st.lists(st.floats(0, 1), min_size=1, max_size=30)
 SCORES = st.lists(st.floats(-100, 100), min_size=1, max_size=8)
-VARIANTS: list[Variant] = ["paper", "released"]
+VARIANTS: list[RewardVariant] = ["paper", "released"]
 SHAPES = {
     "scores": SCORES,
     "depth": st.integers(1, 4),
@@ -262,7 +262,7 @@ def grown(
     scores: Sequence[float],
     depth: int,
     width: int,
-    variant: Variant,
+    variant: RewardVariant,
     rewards: Sequence[float],
     parallel: int,
     exploration: float,
@@ -327,7 +327,7 @@ def test_the_best_branch_has_the_largest_sum(**shape: Any) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_nearer_candidates_are_sampled_more_often(variant: Variant) -> None:
+def test_nearer_candidates_are_sampled_more_often(variant: RewardVariant) -> None:
     sampled = [0, 0, 0, 0]
     for seed in range(400):
         tree = MonteCarloTree(found(4, 3, 2, 1), 1, variant=variant, random=Random(seed))

@@ -13,7 +13,7 @@ from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import PromptTemplate
 from bottega.protocols import Tier
 from bottega.recording.stored_traces import read_tree, stored_tree
-from bottega.reranking import Variant
+from bottega.reranking import RewardVariant
 from bottega.types import Candidate, Example, Query, Sampling, SearchResult
 from tests.builders import solid_image
 from tests.reranking.tiny_search import (
@@ -128,7 +128,7 @@ async def test_no_candidates_means_zero_shot(count: int, k: int) -> None:
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
-async def test_equal_seeds_give_equal_results(variant: Variant) -> None:
+async def test_equal_seeds_give_equal_results(variant: RewardVariant) -> None:
     async def search(seed: int) -> tuple[SearchResult, list[Any]]:
         model = ScriptedGenerator(opinion)
         found = await rcts(model, seed=seed, variant=variant).search(QUERY, candidates(20), 3)
@@ -201,7 +201,7 @@ async def test_a_negative_number_of_demonstrations_is_refused() -> None:
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
 @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
-async def test_nan_score_is_an_error(score: float, variant: Variant) -> None:
+async def test_nan_score_is_an_error(score: float, variant: RewardVariant) -> None:
     found = [*candidates(2), Candidate(Example(Query("case 2"), "2", id="2"), score)]
     with pytest.raises(SettingError, match="score") as raised:
         await rcts(ScriptedGenerator(opinion), variant=variant).search(QUERY, found, 2)
@@ -209,7 +209,7 @@ async def test_nan_score_is_an_error(score: float, variant: Variant) -> None:
 
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
-async def test_scores_of_extreme_range(variant: Variant) -> None:
+async def test_scores_of_extreme_range(variant: RewardVariant) -> None:
     scores = (1e308, 0.0, -1e308)
     far = [replace(one, score=score) for one, score in zip(candidates(3), scores, strict=True)]
     assert (await rcts(ScriptedGenerator(opinion), variant=variant).search(QUERY, far, 2)).tree

@@ -19,7 +19,7 @@ from bottega.gateway.request.cached_examples import Forget
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from bottega.ui.application import gateway_routes
-from bottega.ui.bases import OpenBase
+from bottega.ui.bases import BaseOpener
 from tests.gateway.gateways import ENVIRONMENT, gateway_config, run_gateway
 from tests.server import Server, ok
 
@@ -39,7 +39,7 @@ class Console:
     server: GatewayServer = field(repr=False)
     keys: dict[str, str]
     routes: Sequence[Route] = field(repr=False)
-    open_base: OpenBase = field(repr=False)
+    open_base: BaseOpener = field(repr=False)
 
     @property
     def api(self) -> str:
@@ -75,10 +75,10 @@ def console(
         first.ledger.close()
         first.accounts.close()
     routes: list[BaseRoute] = []
-    bases: list[OpenBase] = []
+    bases: list[BaseOpener] = []
 
     def console_routes(
-        server: GatewayServer, open_base: OpenBase | None, forget: Forget
+        server: GatewayServer, open_base: BaseOpener | None, forget: Forget
     ) -> Sequence[BaseRoute]:
         assert open_base is not None
         bases.append(open_base)

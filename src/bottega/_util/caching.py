@@ -13,14 +13,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 # Client (account id) whose request the current task serves.
 CLIENT: ContextVar[str] = ContextVar("client", default="")
 RESERVED_SECONDS = 3600.0
 
 
-class LRUCache(Generic[Key, Value]):
+class LRUCache(Generic[K, V]):
     """Cache that drops the least recently used values beyond `max_size`, and values older than
     `seconds` when they are looked up. Threads may share it. `size` measures a value, e.g. in bytes;
     by default each value counts 1."""
@@ -28,7 +28,7 @@ class LRUCache(Generic[Key, Value]):
     def __init__(
         self,
         max_size: int,
-        size: Callable[[Value], int] = lambda value: 1,
+        size: Callable[[V], int] = lambda value: 1,
         *,
         seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -36,13 +36,13 @@ class LRUCache(Generic[Key, Value]):
         self.size = 0
         self._max_size, self._measure = max_size, size
         self._seconds, self._clock = seconds, clock
-        self._values: OrderedDict[Key, tuple[Value, float]] = OrderedDict()
+        self._values: OrderedDict[K, tuple[V, float]] = OrderedDict()
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._values)
 
-    def get(self, key: Key) -> Value | None:
+    def get(self, key: K) -> V | None:
         """Return the value, None if there is none or it has expired."""
         with self._lock:
             found = self._values.get(key)
@@ -54,7 +54,7 @@ class LRUCache(Generic[Key, Value]):
             self._values.move_to_end(key)
             return found[0]
 
-    def put(self, key: Key, value: Value, age: float = 0.0) -> None:
+    def put(self, key: K, value: V, age: float = 0.0) -> None:
         """Store a value that is `age` seconds old in place of an older one. A value larger than
         `max_size` is not stored."""
         size = self._measure(value)
@@ -68,12 +68,12 @@ class LRUCache(Generic[Key, Value]):
             while self.size > self._max_size:
                 self._drop(next(iter(self._values)))
 
-    def pop(self, key: Key) -> Value | None:
+    def pop(self, key: K) -> V | None:
         """Remove and return the value, None if there is none."""
         with self._lock:
             return self._drop(key)
 
-    def values(self) -> list[Value]:
+    def values(self) -> list[V]:
         """Return all values, the least recently used first."""
         with self._lock:
             return [value for value, _ in self._values.values()]
@@ -83,7 +83,7 @@ class LRUCache(Generic[Key, Value]):
             self._values.clear()
             self.size = 0
 
-    def _drop(self, key: Key) -> Value | None:
+    def _drop(self, key: K) -> V | None:
         found = self._values.pop(key, None)
         if found is None:
             return None
@@ -91,18 +91,18 @@ class LRUCache(Generic[Key, Value]):
         return found[0]
 
 
-class SharedTask(Generic[Value]):
+class SharedTask(Generic[V]):
     """Task that several callers await. A caller that is cancelled does not cancel the others. When
     the last caller leaves before the end, `on_abandon` is called and the task is cancelled."""
 
     def __init__(
-        self, work: Coroutine[Any, Any, Value], on_abandon: Callable[[], object] = lambda: None
+        self, work: Coroutine[Any, Any, V], on_abandon: Callable[[], object] = lambda: None
     ) -> None:
         self.task = asyncio.create_task(work)
         self._on_abandon = on_abandon
         self._waiting = 0
 
-    async def wait(self) -> Value:
+    async def wait(self) -> V:
         """Return the task's result, or raise its error."""
         if self.task.done():  # its event loop may be closed
             return self.task.result()
@@ -116,13 +116,13 @@ class SharedTask(Generic[Value]):
                 self.task.cancel()
 
 
-class SingleFlight(Generic[Key, Value]):
+class SingleFlight(Generic[K, V]):
     """Runner that does the work of a key once at a time in each event loop."""
 
     def __init__(self) -> None:
-        self._tasks: dict[tuple[asyncio.AbstractEventLoop, Key], SharedTask[Value]] = {}
+        self._tasks: dict[tuple[asyncio.AbstractEventLoop, K], SharedTask[V]] = {}
 
-    async def run(self, key: Key, work: Callable[[], Coroutine[Any, Any, Value]]) -> Value:
+    async def run(self, key: K, work: Callable[[], Coroutine[Any, Any, V]]) -> V:
         """Return the result of the running task of `key`; start it if there is none."""
         loop_key = asyncio.get_running_loop(), key
         shared = self._tasks.get(loop_key)
@@ -133,25 +133,25 @@ class SingleFlight(Generic[Key, Value]):
         return await shared.wait()
 
     def _forget(
-        self, loop_key: tuple[asyncio.AbstractEventLoop, Key], shared: SharedTask[Value] | None
+        self, loop_key: tuple[asyncio.AbstractEventLoop, K], shared: SharedTask[V] | None
     ) -> None:
         # An abandoned task ends after the next one has started.
         if self._tasks.get(loop_key) is shared:
             del self._tasks[loop_key]
 
 
-class LeaderFlight(Generic[Key, Value]):
+class LeaderFlight(Generic[K, V]):
     """Work that the first caller of a key does itself, e.g. a streamed reply; others wait for it.
     If the leader ends without a value (it failed, or its client left), those that waited do the
     work themselves: they do not fail with it, and they do not queue again. For one event loop."""
 
     def __init__(self) -> None:
-        self._futures: dict[Key, asyncio.Future[Value | None]] = {}
+        self._futures: dict[K, asyncio.Future[V | None]] = {}
 
     def __len__(self) -> int:
         return len(self._futures)
 
-    async def wait(self, key: Key) -> Value | None:
+    async def wait(self, key: K) -> V | None:
         """Return the leader's value. Return None at once if no caller leads: do the work within
         `lead`."""
         future = self._futures.get(key)
@@ -159,13 +159,13 @@ class LeaderFlight(Generic[Key, Value]):
         return None if future is None else await asyncio.shield(future)
 
     @contextmanager
-    def lead(self, key: Key) -> Generator[Callable[[Value], None]]:
+    def lead(self, key: K) -> Generator[Callable[[V], None]]:
         """Yield a function that passes the value to those that wait; at the end of the block they
         get None. If another caller leads already, none waits for this one."""
-        future: asyncio.Future[Value | None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[V | None] = asyncio.get_running_loop().create_future()
         leads = self._futures.setdefault(key, future) is future
 
-        def finish(value: Value | None) -> None:
+        def finish(value: V | None) -> None:
             if leads and self._futures.get(key) is future:
                 del self._futures[key]
             if not future.done():

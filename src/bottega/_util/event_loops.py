@@ -85,11 +85,11 @@ BACKGROUND_LOOP = BackgroundLoop()
 atexit.register(BACKGROUND_LOOP.close)
 
 
-Item = TypeVar("Item")
-Value = TypeVar("Value")
+X = TypeVar("X")
+V = TypeVar("V")
 
 
-async def gather_or_cancel(work: Iterable[Awaitable[Value]]) -> list[Value]:
+async def gather_or_cancel(work: Iterable[Awaitable[V]]) -> list[V]:
     """Return all results in order. The first error cancels the rest. It is raised itself, not in an
     exception group; of several errors a `BottegaError` comes first."""
     try:
@@ -102,8 +102,8 @@ async def gather_or_cancel(work: Iterable[Awaitable[Value]]) -> list[Value]:
 
 
 async def for_each(
-    items: Iterable[Item],
-    work: Callable[[Item], Awaitable[object]],
+    items: Iterable[X],
+    work: Callable[[X], Awaitable[object]],
     *,
     limit: int,
     starts: Callable[[], bool] = lambda: True,
@@ -121,7 +121,7 @@ async def for_each(
     await gather_or_cancel(worker() for _ in range(limit))
 
 
-async def _awaited(work: Awaitable[Value]) -> Value:
+async def _awaited(work: Awaitable[V]) -> V:
     return await work
 
 
@@ -131,11 +131,11 @@ class AsyncCloseable(Protocol):
     def aclose(self) -> Awaitable[object]: ...
 
 
-def run_closing(work: Awaitable[Value], *resources: AsyncCloseable) -> Value:
+def run_closing(work: Awaitable[V], *resources: AsyncCloseable) -> V:
     """Run the work in an event loop of its own, and close the resources at its end, also after an
     error or an interrupt. Return its result."""
 
-    async def run() -> Value:
+    async def run() -> V:
         async with AsyncExitStack() as stack:
             for resource in resources:
                 stack.push_async_callback(resource.aclose)

@@ -11,8 +11,8 @@ from typing import Protocol, TypeVar
 
 ItemIn = TypeVar("ItemIn", contravariant=True)
 ValueOut = TypeVar("ValueOut", covariant=True)
-Item = TypeVar("Item")
-Value = TypeVar("Value")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Actor(Protocol[ItemIn, ValueOut]):
@@ -27,7 +27,7 @@ class Actor(Protocol[ItemIn, ValueOut]):
 
 
 # Builds an actor; may block. Worker processes need a factory that can be pickled.
-ActorFactory = Callable[[], Actor[Item, Value]]
+ActorFactory = Callable[[], Actor[T, R]]
 
 
 class Executor(Protocol):
@@ -36,7 +36,7 @@ class Executor(Protocol):
     @property
     def count(self) -> int: ...
 
-    def start(self, factory: ActorFactory[Item, Value], *, concurrency: int) -> Actor[Item, Value]:
+    def start(self, factory: ActorFactory[T, R], *, concurrency: int) -> Actor[T, R]:
         """Start workers, each with its own actor and at most `concurrency` calls at a time. Return
         them as one actor, whose workers share the items of a job. Blocks. Errors of the factory are
         raised here or by the first calls.
@@ -59,14 +59,14 @@ class LocalExecutor:
 
     count = 1
 
-    def start(self, factory: ActorFactory[Item, Value], *, concurrency: int) -> Actor[Item, Value]:
+    def start(self, factory: ActorFactory[T, R], *, concurrency: int) -> Actor[T, R]:
         return factory()
 
     def close(self) -> None:
         pass
 
 
-def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """Yield lists of `size` items. The last one may be shorter."""
     pending = iter(items)
     while batch := list(islice(pending, size)):
@@ -74,8 +74,8 @@ def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 
 def computed_ahead(
-    items: Iterable[Item], compute: Callable[[Item], Value], ahead: int
-) -> Iterator[tuple[Item, Callable[[], Value]]]:
+    items: Iterable[T], compute: Callable[[T], R], ahead: int
+) -> Iterator[tuple[T, Callable[[], R]]]:
     """Yield each item in order with a function that returns `compute(item)` or raises its error.
 
     Up to `ahead` items are computed in threads before they are yielded. With 1, each item is
@@ -86,7 +86,7 @@ def computed_ahead(
             yield item, partial(compute, item)
         return
     pool = ThreadPoolExecutor(ahead, thread_name_prefix="bottega-ahead")
-    waiting: deque[tuple[Item, Callable[[], Value]]] = deque()
+    waiting: deque[tuple[T, Callable[[], R]]] = deque()
     try:
         for item in items:
             waiting.append((item, pool.submit(compute, item).result))

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from asyncpg import Record
 
 log = logging.getLogger(__name__)
-Result = TypeVar("Result")
-PoolWork = Callable[[PostgresPool], Coroutine[Any, Any, Result]]
+T = TypeVar("T")
+PoolWork = Callable[[PostgresPool], Coroutine[Any, Any, T]]
 
 IDLE_SECONDS = 0.05  # after which a session looks for a lost connection
 
@@ -48,7 +48,7 @@ class _Session:
         self._used = time.monotonic()
         self.interrupted = False
 
-    def run(self, work: PoolWork[Result], interrupt: DeferredInterrupt) -> Result:
+    def run(self, work: PoolWork[T], interrupt: DeferredInterrupt) -> T:
         """Run `work`. Raises `CancelledError` after an interrupt."""
         if time.monotonic() - self._used > IDLE_SECONDS:
             self._loop.run_until_complete(_detect_lost_connections())
@@ -200,7 +200,7 @@ class PostgresDatabase:
             self._sessions = _SESSION_POOLS.setdefault(self._key, sessions)
             self._sessions.users += 1
 
-    def run(self, work: PoolWork[Result]) -> Result:
+    def run(self, work: PoolWork[T]) -> T:
         """Run `work` with a pool of one connection, and return its result."""
         with deferred_interrupts() as interrupt, self._sessions.session(self.name) as session:
             return _run_outside_loop(lambda: session.run(work, interrupt), interrupt)
@@ -247,12 +247,12 @@ class PostgresDatabase:
         self._sessions.close()
 
 
-def _run(session: _Session, work: PoolWork[Result]) -> Result:
+def _run(session: _Session, work: PoolWork[T]) -> T:
     with deferred_interrupts() as interrupt:
         return _run_outside_loop(lambda: session.run(work, interrupt), interrupt)
 
 
-def _run_outside_loop(work: Callable[[], Result], interrupt: DeferredInterrupt) -> Result:
+def _run_outside_loop(work: Callable[[], T], interrupt: DeferredInterrupt) -> T:
     """Call `work` in this thread or, if an event loop is running in it, in a helper thread."""
     try:
         asyncio.get_running_loop()

@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar, cast
 from bottega._util.executor import Actor, ActorFactory
 from bottega.errors import BottegaError, SettingError, WorkerError, require_extra
 
-Item = TypeVar("Item")
-Value = TypeVar("Value")
+T = TypeVar("T")
+R = TypeVar("R")
 
 RAY, RAY_CLIENT = "ray", "ray://"
 CLOSE_SECONDS = 10
@@ -61,7 +61,7 @@ class RayExecutor:
             self.close()
             raise
 
-    def start(self, factory: ActorFactory[Item, Value], *, concurrency: int) -> Actor[Item, Value]:
+    def start(self, factory: ActorFactory[T, R], *, concurrency: int) -> Actor[T, R]:
         ray = self._ray
         try:
             stored = ray.put(factory)
@@ -83,7 +83,7 @@ class RayExecutor:
             self._ray.shutdown()
 
 
-class RayWorkers(Generic[Item, Value]):
+class RayWorkers(Generic[T, R]):
     """Actors in worker processes. An item goes to the one with the fewest unfinished items."""
 
     def __init__(self, ray: Any, actors: list[Any], factory: Any) -> None:
@@ -93,7 +93,7 @@ class RayWorkers(Generic[Item, Value]):
         self._factory = [factory, str(Path.cwd())]
         self._unfinished = [0] * len(actors)
 
-    async def __call__(self, item: Item, /) -> Value:
+    async def __call__(self, item: T, /) -> R:
         index = self._unfinished.index(min(self._unfinished))
         self._unfinished[index] += 1
         try:
@@ -102,7 +102,7 @@ class RayWorkers(Generic[Item, Value]):
             self._unfinished[index] -= 1
         if isinstance(result, _Failure):
             raise result.error
-        return cast(Value, result)
+        return cast(R, result)
 
     async def _result(self, reference: Any) -> Any:
         errors = self._ray.exceptions

@@ -15,8 +15,8 @@ from typing import Protocol, Self
 
 from bottega.types import Completion, Prompt, Reply, Sampling, Usage
 
-Value = str | bool | int | float | Sequence[str]
-Attributes = Mapping[str, Value | None]
+AttributeValue = str | bool | int | float | Sequence[str]
+Attributes = Mapping[str, AttributeValue | None]
 NO_ATTRIBUTES: Attributes = {}
 NO_HEADERS: Mapping[str, str] = {}
 LOCAL = "bottega"  # provider of models that run in this process

@@ -43,7 +43,7 @@ from bottega.knowledge.embedders import names
 from bottega.knowledge.embedders.embedding_workers import WorkerEmbedders
 from bottega.knowledge.embedders.flmr import INSTRUCTION
 from bottega.knowledge.embedders.names import BUNDLED
-from bottega.knowledge.index.vector_index import Metric
+from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.parsing import SynonymParser
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter, ReasoningPrompter
 from bottega.protocols import (
@@ -195,7 +195,7 @@ def check_retrieve(name: str, embed: str = BUNDLED) -> None:
 
 
 def check_retrieval_options(
-    retrieve: Collection[str], *, embed_text: str | None, metric: Metric, groups: int | None
+    retrieve: Collection[str], *, embed_text: str | None, metric: VectorMetric, groups: int | None
 ) -> None:
     """Raise `SettingError` for an option that none of the retrieval methods uses."""
     if embed_text is not None:

@@ -23,7 +23,7 @@ from bottega.cli.options import (
     WorkerCount,
 )
 from bottega.cli.output import note, noting_interruption, plural, print_json, say
-from bottega.cli.shown_progress import Status, Step, progress
+from bottega.cli.shown_progress import ProgressStatus, ReportStep, progress
 from bottega.evaluation.examples import is_passage
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import check_torch
@@ -148,7 +148,7 @@ def build(
     factory = CompressorFactory(folder, model, trust_remote_code)
     with open_rows(file, namespace) as knowledge:
         check_filled(knowledge, file, namespace)
-        status = Status(len(knowledge))
+        status = ProgressStatus(len(knowledge))
         with (
             noting_interruption(
                 lambda: (
@@ -178,7 +178,7 @@ def build(
 
 
 def _chosen(
-    knowledge: Iterable[Example], all_examples: bool, step: Step
+    knowledge: Iterable[Example], all_examples: bool, step: ReportStep
 ) -> Iterator[tuple[str, Example]]:
     """Yield the examples to compress with their ids; `step` counts the others."""
     for example in knowledge:

@@ -65,7 +65,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """Settings of a training. `hyper` is the model that compresses, `model` by default; `layer` is
     the layer of `hyper` whose states are read. `calibrate` training examples set the scales
     and fit the start before the first step; 0 disables it. `relevance` replaces the benchmark's
@@ -98,7 +98,7 @@ class Plan:
     """Settings, architecture and optimizer of a training. The models set the architecture's width
     and geometry later."""
 
-    settings: Settings
+    settings: TrainingSettings
     compressor: CompressorConfig
     training: TrainingConfig
 
@@ -120,11 +120,11 @@ def load_plan(
     preset = document.get("preset")
     if isinstance(preset, str) and preset in PRESETS:
         document = _merged(PRESETS[preset], document)
-    names = [one.name for one in fields(Settings)]
+    names = [one.name for one in fields(TrainingSettings)]
     check_names(document, [*names, "compressor", "training"], path)
     top = {name: value for name, value in document.items() if name in names}
     plan = Plan(
-        read_settings(Settings, top, path, missing=HELP),
+        read_settings(TrainingSettings, top, path, missing=HELP),
         training=read_settings(
             TrainingConfig,
             document.get("training", {}),

@@ -15,7 +15,7 @@ import numpy as np
 
 from bottega._util.durable_files import lock_file, os_errors, replace_file
 from bottega.cli.components import check_retrieve, local_model, open_retrieval
-from bottega.cli.compressor_plan import Plan, Settings
+from bottega.cli.compressor_plan import Plan, TrainingSettings
 from bottega.cli.method_actor import check_images, filled_knowledge
 from bottega.cli.output import note, say, waiting, warn
 from bottega.cli.shown_progress import progress
@@ -68,7 +68,7 @@ def print_data(plan: Plan) -> None:
 
 
 def _open_models(
-    settings: Settings, trust_remote_code: bool = False
+    settings: TrainingSettings, trust_remote_code: bool = False
 ) -> tuple[TransformersGenerator, TransformersGenerator | None]:
     """Return base model and hyper model, not loaded yet; None for the base model."""
     check_retrieve(settings.retrieve, settings.embed)
@@ -122,7 +122,7 @@ def train_compressor(plan: Plan, *, trust_remote_code: bool = False) -> bool:
         return finished
 
 
-def _read_benchmark(settings: Settings) -> Benchmark:
+def _read_benchmark(settings: TrainingSettings) -> Benchmark:
     data = load_benchmark(settings.benchmark, seed=settings.seed, on_error=warn)
     if settings.seed == 0 and all(map(is_passage, data.knowledge)):
         raise SettingError(
@@ -145,7 +145,7 @@ def _searched(data: Benchmark) -> Benchmark:
 
 @contextmanager
 def _training_examples(
-    settings: Settings, data: Benchmark
+    settings: TrainingSettings, data: Benchmark
 ) -> Iterator[tuple[TrainingSampler, list[TrainingExample]]]:
     """Yield the sampler of training examples and the validation examples."""
     passages, questions = passages_of(data), training_items(data)

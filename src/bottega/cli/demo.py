@@ -16,7 +16,7 @@ from bottega._util.locations import StoreLocation
 from bottega.bundled.efficientnet import weights_installed
 from bottega.bundled.photo_model import PHOTOS
 from bottega.cli.components import open_prices
-from bottega.cli.evaluation_run import MethodResult, check_output, run_methods
+from bottega.cli.evaluation_run import check_output, run_methods
 from bottega.cli.options import Json, Seed, TraceFile
 from bottega.cli.output import note, plural, print_json, say, warn
 from bottega.evaluation.benchmark import Benchmark
@@ -25,9 +25,9 @@ from bottega.evaluation.benchmarks.tiles import LICENCES
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.methods.planning import max_demonstrations
 from bottega.evaluation.report.explanation import DemoPart, render_demo
-from bottega.evaluation.runs.paired import PairedDifference, paired_differences
+from bottega.evaluation.runs.paired import PairedDifference, ScoredRun, paired_differences
 from bottega.evaluation.runs.run_store import DemonstrationRecorder
-from bottega.evaluation.runs.runner import Result, RunState
+from bottega.evaluation.runs.runner import MethodResult, RunState
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import default_embedder, open_model
 from bottega.recipes import Classifier
@@ -124,7 +124,7 @@ def _run(dataset: DemoDataset, seed: int, traces: StoreLocation | None) -> DemoP
     settings = Classifier(open_model(dataset.model), labels=(), price=open_prices(None), seed=seed)
     config = RunConfig(methods=METHODS, shots=shots, seed=seed, embed=dataset.embed)
     recorder = DemonstrationRecorder("visual-rag", max(n for n in shots if n <= 5))
-    runs: list[MethodResult] = []
+    runs: list[ScoredRun] = []
     state = RunState(recorder)
     run_methods(data, settings, config, runs, state=state, traces=traces, report=_silent)
     rows = next(scored for r, scored in runs if (r.method, r.shots) == recorder.key)
@@ -169,7 +169,7 @@ def _differences(differences: Sequence[PairedDifference]) -> Iterator[str]:
             yield f"visual-rag minus knn, {shots}: {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
 
 
-def _values(results: Sequence[Result], shots: int) -> Iterator[str]:
+def _values(results: Sequence[MethodResult], shots: int) -> Iterator[str]:
     values = []
     for r in results:
         if r.value is None or r.low is None or r.high is None or r.shots not in (0, 1, shots):

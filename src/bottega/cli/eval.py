@@ -79,7 +79,6 @@ from bottega.cli.evaluation_output import (
 )
 from bottega.cli.evaluation_run import (
     WRONG,
-    MethodResult,
     check_output,
     run_methods,
     with_options,
@@ -137,6 +136,7 @@ from bottega.evaluation.methods.prompts import (
 )
 from bottega.evaluation.methods.specifications import METHODS, SEARCH_METHODS
 from bottega.evaluation.outcomes import Budget, check_priced
+from bottega.evaluation.runs.paired import ScoredRun
 from bottega.evaluation.runs.run_store import FILE, RunStore
 from bottega.evaluation.runs.runner import RunState
 from bottega.evaluation.search_config import search_config
@@ -428,7 +428,7 @@ def _compare(
         model=settings.generator.name, hyper=hyper.name if hyper else None, skipped=skipped
     )
     explained = [name for name, what in shown.items() if what[RATIONALES] != NONE]
-    runs: list[MethodResult] = []
+    runs: list[ScoredRun] = []
     with (
         answer_store(out, record, data, method_keys(config, data)) as store,
         noting_interruption(lambda: stored_text(store, out)),

@@ -17,7 +17,7 @@ from bottega.evaluation.methods.searchers import SAMPLES
 from bottega.evaluation.methods.specifications import LABEL_METHODS, METHODS
 from bottega.evaluation.search_config import Preset, RewardName, SearchConfig
 from bottega.recipes.visual_rag import LABEL_TOKENS
-from bottega.reranking import Variant
+from bottega.reranking import RewardVariant
 from bottega.types import IMAGE_QUESTION
 
 SHOTS, SEARCH_SHOTS = "5,10,20", "3"
@@ -199,7 +199,7 @@ ExplorationOption = Annotated[
     ),
 ]
 VariantOption = Annotated[
-    Variant | None,
+    RewardVariant | None,
     Option(
         metavar="paper|released",
         help="Follow the paper or the authors' code where their formulas differ.",

@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from bottega import __version__
-from bottega.cli.evaluation_run import MethodResult
 from bottega.cli.output import note, plural, print_table, say, to_json
 from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.examples import is_passage
@@ -15,9 +14,9 @@ from bottega.evaluation.methods.prompts import PROMPT, Description, description_
 from bottega.evaluation.methods.retrieval import EXCLUDE, EXCLUSION_RULE
 from bottega.evaluation.methods.specifications import METHODS
 from bottega.evaluation.outcomes import MethodKey, method_title
-from bottega.evaluation.runs.paired import PairedDifference, paired_differences
+from bottega.evaluation.runs.paired import PairedDifference, ScoredRun, paired_differences
 from bottega.evaluation.runs.run_store import AnswerStore, RunStore
-from bottega.evaluation.runs.runner import Result
+from bottega.evaluation.runs.runner import MethodResult
 from bottega.recipes.cache_retrieval import WITHOUT_TEXT
 
 COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")
@@ -55,7 +54,7 @@ def _knowledge(data: Benchmark) -> str:
 
 
 def print_results(
-    data: Benchmark, results: Sequence[Result], differences: Sequence[PairedDifference]
+    data: Benchmark, results: Sequence[MethodResult], differences: Sequence[PairedDifference]
 ) -> None:
     """Print the results, further metrics and paired differences of a run."""
     if not results:
@@ -124,7 +123,7 @@ def report_results(
     data: Benchmark,
     record: Mapping[str, object],
     shown: Mapping[str, Description],
-    runs: Sequence[MethodResult],
+    runs: Sequence[ScoredRun],
     file: Path | None,
 ) -> None:
     """Print the results of completed methods, and write them to `file` as JSON. `shown` describes
@@ -165,7 +164,7 @@ def _retrieval(record: Mapping[str, object]) -> str:
     return ", ".join([f"{name} ({' and '.join(embedders)})" if embedders else str(name), *more])
 
 
-def note_rationales(with_rationales: Sequence[str], runs: Sequence[MethodResult]) -> None:
+def note_rationales(with_rationales: Sequence[str], runs: Sequence[ScoredRun]) -> None:
     """Note that some methods show rationales and others do not."""
     shown = dict.fromkeys(result.method for result, _ in runs if result.shots)
     others = [name for name in shown if name not in with_rationales and METHODS[name].uses_model]
@@ -178,7 +177,7 @@ def note_rationales(with_rationales: Sequence[str], runs: Sequence[MethodResult]
         )
 
 
-def note_prompts(shown: Mapping[str, Description], runs: Sequence[MethodResult]) -> None:
+def note_prompts(shown: Mapping[str, Description], runs: Sequence[ScoredRun]) -> None:
     """Note that some methods ask for reasons and others do not."""
     ran = dict.fromkeys(result.method for result, _ in runs if METHODS[result.method].uses_model)
     reasoned = [name for name in ran if PROMPT in shown.get(name, {})]

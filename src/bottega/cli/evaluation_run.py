@@ -32,15 +32,15 @@ from bottega.evaluation.methods.planning import (
 )
 from bottega.evaluation.outcomes import Method, MethodKey, Outcome, ScoredAnswer
 from bottega.evaluation.report.payload import keep_thumbnails
+from bottega.evaluation.runs.paired import ScoredRun
 from bottega.evaluation.runs.run_store import RunStore
-from bottega.evaluation.runs.runner import Result, RunState, evaluate
+from bottega.evaluation.runs.runner import RunState, evaluate
 from bottega.generation import TransformersGenerator
 from bottega.protocols import Generator, Recorder
 from bottega.recipes import Classifier
 from bottega.types import Query
 
 WRONG = "none"  # value of --unparsable: an answer without a choice is wrong
-MethodResult = tuple[Result, list[ScoredAnswer]]
 MethodWorkers = Actor[tuple[MethodKey, int], ItemAnswer]
 
 
@@ -57,7 +57,7 @@ def run_methods(
     data: Benchmark,
     settings: Classifier,
     config: RunConfig,
-    runs: list[MethodResult],
+    runs: list[ScoredRun],
     *,
     state: RunState,
     hyper: TransformersGenerator | None = None,
@@ -135,7 +135,7 @@ async def _run_all(
     counters: Sequence[CallCounter],
     config: RunConfig,
     state: RunState,
-    runs: list[MethodResult],
+    runs: list[ScoredRun],
     report: Callable[[str], None],
 ) -> None:
     for method, calls in zip(methods, counters, strict=True):

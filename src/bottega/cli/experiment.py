@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from bottega.cli.help import HelpCommand, command_group
-from bottega.cli.options import Database, DataFolder, Json, gateway_store, since_option
+from bottega.cli.options import DataFolder, Json, SharedDatabase, gateway_store, since_option
 from bottega.cli.output import note, print_json, print_table, say
 from bottega.gateway.accounting.experiment_report import experiment_report
 from bottega.gateway.accounting.ledger import Ledger
@@ -29,7 +29,7 @@ NAMES = {
 @experiment.command(cls=HelpCommand)
 def report(
     data: DataFolder = None,
-    database: Database = None,
+    database: SharedDatabase = None,
     name: Annotated[
         str | None,
         Option("--experiment", help="Name of the experiment (default: the latest)."),

@@ -10,7 +10,13 @@ from typing import Annotated
 from typer import Option
 
 from bottega.cli.help import HelpCommand, command_group
-from bottega.cli.options import Database, DataFolder, OnlyNamespace, gateway_store, since_option
+from bottega.cli.options import (
+    DataFolder,
+    OnlyNamespace,
+    SharedDatabase,
+    gateway_store,
+    since_option,
+)
 from bottega.cli.output import note, say
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ratings import read_feedback
@@ -21,7 +27,7 @@ feedback = command_group("Read the feedback that clients have sent.")
 @feedback.command(cls=HelpCommand)
 def export(
     data: DataFolder = None,
-    database: Database = None,
+    database: SharedDatabase = None,
     namespace: OnlyNamespace = None,
     since: Annotated[float | None, since_option("feedback")] = None,
     corrections: Annotated[

@@ -11,7 +11,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from bottega.cli.help import HelpCommand, command_group
-from bottega.cli.options import CONFIG, Database, DataFolder, Json, gateway_store
+from bottega.cli.options import CONFIG, DataFolder, Json, SharedDatabase, gateway_store
 from bottega.cli.output import note, plural, print_json, print_result, print_table
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.limiter import ALL
@@ -33,7 +33,7 @@ def add(
         str, Argument(metavar="NAME", help="Name of the key's owner, for display only.")
     ],
     data: DataFolder = None,
-    database: Database = None,
+    database: SharedDatabase = None,
     namespace: Annotated[
         str, Option(metavar="NAME", help="Cache namespace that the key reads and fills.")
     ] = "",
@@ -108,7 +108,7 @@ def add(
 
 
 @keys.command(cls=HelpCommand)
-def ls(data: DataFolder = None, database: Database = None, json: Json = False) -> None:
+def ls(data: DataFolder = None, database: SharedDatabase = None, json: Json = False) -> None:
     """List the accounts of all keys with their permissions and limits, not the keys themselves."""
     with closing(Accounts(gateway_store(data, database), create=False)) as accounts:
         found = accounts.list()
@@ -124,7 +124,7 @@ def ls(data: DataFolder = None, database: Database = None, json: Json = False) -
 def rotate(
     id: Annotated[str, Argument(metavar="ID", help="Id as shown by ls.")],
     data: DataFolder = None,
-    database: Database = None,
+    database: SharedDatabase = None,
     keep_hours: Annotated[
         float,
         Option(metavar="HOURS", help="Hours for which the old key remains valid, at most 720."),
@@ -143,7 +143,7 @@ def rotate(
 def revoke(
     id: Annotated[str, Argument(metavar="ID", help="Id as shown by ls, or a leaked key.")],
     data: DataFolder = None,
-    database: Database = None,
+    database: SharedDatabase = None,
     json: Json = False,
 ) -> None:
     """Revoke a key. A running gateway rejects it within a second."""

@@ -35,7 +35,7 @@ from bottega.cli.output import (
     say,
     warn,
 )
-from bottega.cli.shown_progress import Status, progress
+from bottega.cli.shown_progress import ProgressStatus, progress
 from bottega.errors import LoadError, SettingError
 from bottega.knowledge import AddResult, KnowledgeBase
 from bottega.knowledge.batch import is_sound
@@ -96,7 +96,7 @@ def add(
     has_default = embed is None and bool(images) and not file.exists()
     if embed is not None:
         _check_texts_differ(embed, first)
-    status = Status(found.total)
+    status = ProgressStatus(found.total)
     with (
         noting_interruption(lambda: _kept(status, file)),
         embedder_opener(on, workers) as opener,
@@ -136,7 +136,7 @@ def _nothing_readable(source: str, skipped: SkippedExamples) -> LoadError:
     )
 
 
-def _kept(status: Status, file: StoreLocation) -> str:
+def _kept(status: ProgressStatus, file: StoreLocation) -> str:
     return f"{status.count('example')} are done; repeat the command to add the rest to {file}"
 
 
@@ -250,7 +250,7 @@ def import_(
     json: Json = False,
 ) -> None:
     """Import a folder of bottega export, with pins and counters; embed its examples again."""
-    skipped, status = SkippedExamples(), Status(count_exported(folder))
+    skipped, status = SkippedExamples(), ProgressStatus(count_exported(folder))
     with (
         noting_interruption(lambda: _kept(status, file)),
         open_to_add(file, embed, namespace) as knowledge,

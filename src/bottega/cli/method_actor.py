@@ -19,7 +19,7 @@ from bottega.cli.components import (
     open_retrieval,
 )
 from bottega.cli.output import note, plural, waiting, warn
-from bottega.cli.shown_progress import Step, progress
+from bottega.cli.shown_progress import ReportStep, progress
 from bottega.errors import BottegaError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
@@ -28,10 +28,10 @@ from bottega.evaluation.methods.planning import needs_search, plan
 from bottega.evaluation.methods.retrieval import nearest_retriever
 from bottega.evaluation.methods.retriever_factory import retriever_factory
 from bottega.evaluation.methods.specifications import COMPRESSION_METHODS
-from bottega.evaluation.outcomes import Budget, BudgetedGenerator, Method, MethodKey, Outcome
+from bottega.evaluation.outcomes import Budget, CostLimitedGenerator, Method, MethodKey, Outcome
 from bottega.generation import ReplayGenerator, TransformersGenerator
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.index.vector_index import Metric
+from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.naming import ModelSpec
 from bottega.pipeline import run_sync
 from bottega.protocols import Generator, Pricer, Prompter, Reranker, turns_only
@@ -105,7 +105,7 @@ class MethodActor:
         self._collector = TraceCollector()
         _check_compressor(config, settings.generator, hyper)
         self._drafts = _drafts(config, settings, budget or Budget(), drafts_file)
-        step: Step | None = None  # of the second embedding, by late interaction alone
+        step: ReportStep | None = None  # of the second embedding, by late interaction alone
         again = progress("embedding tokens", len(data.knowledge))
         retrieval = None  # for methods that search nothing
         if needs_search(config.methods, data):
@@ -257,7 +257,7 @@ def _drafts(
     if config.retrieve not in BY_DRAFT:
         return None
     price = settings.price or PriceTable()
-    model: Generator = BudgetedGenerator(settings.generator, budget, price)
+    model: Generator = CostLimitedGenerator(settings.generator, budget, price)
     return DraftGenerator(model if file is None else ReplayGenerator(file, model), price)
 
 
@@ -284,7 +284,7 @@ def with_response_keywords(data: Benchmark, retrieval: CacheRetrieval) -> Benchm
 def filled_knowledge(
     data: Benchmark,
     retrieval: CacheRetrieval | None,
-    metric: Metric = "cosine",
+    metric: VectorMetric = "cosine",
     on_error: OnError = warn,
 ) -> KnowledgeBase:
     """Return the benchmark's knowledge base in memory; it is empty without a retrieval.

@@ -72,7 +72,7 @@ DataFolder = Annotated[
         show_default="BOTTEGA_DATA, else gateway.data of ./bottega.toml, else bottega-data",
     ),
 ]
-Database = Annotated[
+SharedDatabase = Annotated[
     str | None,
     Option(
         metavar="URL",

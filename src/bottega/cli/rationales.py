@@ -36,7 +36,7 @@ from bottega.cli.output import (
     waiting,
     warn,
 )
-from bottega.cli.shown_progress import Step, progress
+from bottega.cli.shown_progress import ReportStep, progress
 from bottega.errors import WorkerError
 from bottega.evaluation.metrics.intervals import mean
 from bottega.evaluation.outcomes import Budget, is_item_error
@@ -62,7 +62,7 @@ FRESH = (
     "fresh entries and fresh kept are the same with new predictions, which selected no rationale"
 )
 
-Figure = Mapping[str, float | int | None]
+RationaleFigure = Mapping[str, float | int | None]
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Run:
     """Results of this run, with a progress callback."""
 
     made: list[RationaleResult] = field(default_factory=list)
-    step: Step = lambda steps, cost_usd=0.0, /: None
+    step: ReportStep = lambda steps, cost_usd=0.0, /: None
 
     def done(self, id: str, made: RationaleResult) -> None:
         self.made.append(made)
@@ -145,11 +145,11 @@ def report(found: PendingRationales, run: Run, json: bool) -> None:
     )
 
 
-def _row(kept: Sequence[float], rejected: int) -> dict[str, Figure]:
+def _row(kept: Sequence[float], rejected: int) -> dict[str, RationaleFigure]:
     return {"entries": _figure([*kept, *[0.0] * rejected]), "kept": _figure(kept)}
 
 
-def _figure(scores: Sequence[float]) -> Figure:
+def _figure(scores: Sequence[float]) -> RationaleFigure:
     if not scores:
         return {"n": 0, "accuracy": None, "low": None, "high": None}
     figure = mean(scores, seed=0)

@@ -9,16 +9,16 @@ from typing import Annotated
 from typer import Option
 
 from bottega.cli.options import (
-    Database,
     DataFolder,
     Json,
     OnlyNamespace,
+    SharedDatabase,
     gateway_store,
     since_option,
 )
 from bottega.cli.output import clock, format_usd, note, print_json, print_table, say
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.savings import Estimate, Route, Savings
+from bottega.gateway.accounting.savings import Route, Savings, SavingsEstimate
 from bottega.gateway.accounting.savings import savings as savings_of
 from bottega.routing.benefit_gate import AgreementRange
 
@@ -30,7 +30,7 @@ COLUMNS = (
 
 def savings(
     data: DataFolder = None,
-    database: Database = None,
+    database: SharedDatabase = None,
     namespace: OnlyNamespace = None,
     since: Annotated[float | None, since_option("requests")] = None,
     master: Annotated[
@@ -146,7 +146,7 @@ def _how(route: Route) -> str:
     return f"{route.state}: {route.tier}" if route.tier else route.state
 
 
-def _money(figure: Estimate) -> str:
+def _money(figure: SavingsEstimate) -> str:
     if figure.low is None or figure.high is None:
         return (
             f"about {format_usd(figure.value)} USD (no interval: too few answers, n = {figure.n})"

@@ -43,7 +43,7 @@ from bottega.recording import PriceTable
 from bottega.telemetry import DEFAULT_ENDPOINT, ENDPOINT, check_exporter
 from bottega.types import Usage
 
-Rows = Iterator[tuple[str, str]]
+CheckRows = Iterator[tuple[str, str]]
 ROUTERS = {
     "fixed": "one tier for all",
     "random": "the master at random",
@@ -78,7 +78,9 @@ def print_config(
         say(f"{name:<{width}}  {value}")
 
 
-def _answering(config: Config, environment: Mapping[str, str], pipeline: Pipeline | None) -> Rows:
+def _answering(
+    config: Config, environment: Mapping[str, str], pipeline: Pipeline | None
+) -> CheckRows:
     prices = PriceTable()
     if pipeline is not None:
         for pipeline_tier in pipeline.tiers:
@@ -97,7 +99,7 @@ def _answering(config: Config, environment: Mapping[str, str], pipeline: Pipelin
 
 def _tier(
     tier: TierSettings, config: Config, environment: Mapping[str, str], prices: PriceTable
-) -> Rows:
+) -> CheckRows:
     fills = " (its answers fill the cache)" * (tier.name in config.stored_tiers)
     yield f"tiers.{tier.name}", f"{tier.model}{fills}"
     if not tier.is_remote:
@@ -164,7 +166,7 @@ def _counted(number: int, singular: str, plural: str = "") -> str:
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
-def _route(config: Config) -> Rows:
+def _route(config: Config) -> CheckRows:
     route, by = config.route, str(config.route.router)
     defaults: dict[str, object] = {"seed": 0, "cold_start": 0, "fallback": "any"}
     if by == "random":
@@ -177,7 +179,7 @@ def _route(config: Config) -> Rows:
         yield f"  {name}", f"not set: {unset[name]}" if value is None else text
 
 
-def _cache(config: Config) -> Rows:
+def _cache(config: Config) -> CheckRows:
     cache = config.cache
     defaults = {**vars(type(cache)()), "min_similarity": MIN_SIMILARITY}
     yield "cache", str(cache_location(config))
@@ -191,7 +193,7 @@ def _cache(config: Config) -> Rows:
     yield from _changed(cache, skip=("file", "database", "database_env", "evict", *shown))
 
 
-def _serving(config: Config, environment: Mapping[str, str], offline: bool) -> Rows:
+def _serving(config: Config, environment: Mapping[str, str], offline: bool) -> CheckRows:
     replay, shadow, gateway = config.replay, config.shadow, config.gateway
     replay_text = f"exact repeats for {replay.seconds:g} s, from {replay.memory_mb:g} MB"
     yield "replay", replay_text if replay.seconds and replay.memory_mb else "off"
@@ -240,7 +242,7 @@ def _variant(variant: VariantSettings) -> str:
     return ", ".join(words) or "as configured"
 
 
-def _state(config: Config, environment: Mapping[str, str], offline: bool) -> Rows:
+def _state(config: Config, environment: Mapping[str, str], offline: bool) -> CheckRows:
     """Check the servers of the shared state. Raises `StoreError` as a start would."""
     database = config.state.database_url(environment)
     if database is None:
@@ -254,7 +256,7 @@ def _state(config: Config, environment: Mapping[str, str], offline: bool) -> Row
         yield "  redis", display_valkey_url(redis)
 
 
-def _telemetry(config: Config, environment: Mapping[str, str]) -> Rows:
+def _telemetry(config: Config, environment: Mapping[str, str]) -> CheckRows:
     """Check the settings of OpenTelemetry. Raises `SettingError` and `MissingDependencyError`."""
     if not config.telemetry.enabled:
         yield "telemetry", "off"
@@ -315,7 +317,7 @@ def _keys(config: Config, environment: Mapping[str, str], offline: bool) -> str:
     return f"required, but none exist: bottega keys add NAME{option}"
 
 
-def _changed(section: object, skip: Collection[str] = ()) -> Rows:
+def _changed(section: object, skip: Collection[str] = ()) -> CheckRows:
     defaults = vars(type(section)())
     for name, value in vars(section).items():
         if name not in skip and value != defaults[name]:

@@ -28,7 +28,7 @@ from bottega.cli.output import note, notes, plural
 FIRST_SECONDS, LONGEST_SECONDS = 5.0, 300.0
 
 
-class Step(Protocol):
+class ReportStep(Protocol):
     def __call__(self, steps: int, cost_usd: float = 0.0, /) -> None: ...
 
 
@@ -63,7 +63,7 @@ class CountedCall(NoOpSpan):
 
 
 @dataclass
-class Status:
+class ProgressStatus:
     """Progress of a task of `total` steps, None if unknown. A call counts finished steps and their
     cost in US dollars."""
 
@@ -104,14 +104,18 @@ class Status:
 @contextmanager
 def progress(
     title: str,
-    total: int | Status | None,
+    total: int | ProgressStatus | None,
     *,
     counts_money: bool = False,
     calls: CallCounter | None = None,
-) -> Iterator[Status]:
+) -> Iterator[ProgressStatus]:
     """Show the progress of the status that is yielded, or of `total` if that is a status: the
     elapsed time and an estimate of the time left."""
-    status = total if isinstance(total, Status) else Status(total, calls or CallCounter())
+    status = (
+        total
+        if isinstance(total, ProgressStatus)
+        else ProgressStatus(total, calls or CallCounter())
+    )
     if notes.is_terminal:
         with _bar(title, status, counts_money):
             yield status
@@ -124,7 +128,7 @@ def progress(
 
 
 class StatusColumn(ProgressColumn):
-    def __init__(self, status: Status, *, shows_cost: bool) -> None:
+    def __init__(self, status: ProgressStatus, *, shows_cost: bool) -> None:
         super().__init__()
         self._status, self._shows_cost = status, shows_cost
 
@@ -133,7 +137,7 @@ class StatusColumn(ProgressColumn):
 
 
 @contextmanager
-def _bar(title: str, status: Status, counts_money: bool) -> Iterator[None]:
+def _bar(title: str, status: ProgressStatus, counts_money: bool) -> Iterator[None]:
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -153,7 +157,7 @@ class ProgressLines:
     """Progress as occasional lines for logs, printed by a thread. Tasks that end within `first`
     seconds print none."""
 
-    def __init__(self, title: str, status: Status, first: float = FIRST_SECONDS) -> None:
+    def __init__(self, title: str, status: ProgressStatus, first: float = FIRST_SECONDS) -> None:
         self._title, self._status, self._pause = title, status, first
         self._started = time.monotonic()
         self._closed = threading.Event()

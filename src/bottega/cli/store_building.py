@@ -18,10 +18,10 @@ from bottega.cli.output import waiting
 from bottega.compression import (
     CompressorConfig,
     InputBuilder,
-    Manifest,
     PassageCompressor,
     PassageStore,
     SavedCompressor,
+    StoreManifest,
     load,
 )
 from bottega.errors import SettingError
@@ -114,7 +114,7 @@ def open_store(saved: SavedCompressor, folder: Path, *, int8: bool) -> PassageSt
     """Return the store of a compressor in a folder. Raises `StoreError` for a store of another
     compressor or precision."""
     prompts, width = saved.racc.config.document_prompts, saved.racc.config.width
-    manifest = Manifest(saved.digest, prompts, width, "int8" if int8 else "fp16")
+    manifest = StoreManifest(saved.digest, prompts, width, "int8" if int8 else "fp16")
     return PassageStore(folder, manifest)
 
 

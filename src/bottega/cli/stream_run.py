@@ -31,7 +31,7 @@ from bottega.cli.output import (
     to_json,
     warn,
 )
-from bottega.cli.shown_progress import Step, progress
+from bottega.cli.shown_progress import ReportStep, progress
 from bottega.errors import BudgetError, SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.methods.master_answers import (
@@ -43,7 +43,7 @@ from bottega.evaluation.methods.master_answers import (
 from bottega.evaluation.metrics.intervals import bounds
 from bottega.evaluation.outcomes import (
     Budget,
-    BudgetedGenerator,
+    CostLimitedGenerator,
     ScoredAnswer,
     add_cost,
     reply_cost,
@@ -255,7 +255,7 @@ class StreamRun:
             highest_cost=max((cost or 0.0 for cost in costs), default=0.0),
         )
         self.models = [
-            ReplayGenerator(path, BudgetedGenerator(model, budget, table))
+            ReplayGenerator(path, CostLimitedGenerator(model, budget, table))
             for path, model, table in zip(records, inner, tables, strict=True)
         ]
         draft = self._draft()
@@ -336,7 +336,7 @@ class StreamRun:
                 finished=results.__setitem__,
             )
 
-    def _count(self, scored: ScoredAnswer | None, step: Step) -> None:
+    def _count(self, scored: ScoredAnswer | None, step: ReportStep) -> None:
         self.failed += scored is None
         step(1, 0.0 if scored is None else scored.cost_usd or 0.0)
 

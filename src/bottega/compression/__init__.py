@@ -4,7 +4,7 @@ Requires the extra `local`: torch and transformers."""
 
 from bottega.compression.hyper_model import HyperModel, InputBuilder, sentence_prompts
 from bottega.compression.model import CompressorConfig, RaccModel
-from bottega.compression.passage_store import Manifest, PassageStore
+from bottega.compression.passage_store import PassageStore, StoreManifest
 from bottega.compression.persistence import SavedCompressor, load, save
 from bottega.compression.prefixes import (
     KVReuse,
@@ -18,13 +18,13 @@ __all__ = [
     "HyperModel",
     "InputBuilder",
     "KVReuse",
-    "Manifest",
     "OneTokenCompressor",
     "PassageCompressor",
     "PassageStore",
     "PrefixSearcher",
     "RaccModel",
     "SavedCompressor",
+    "StoreManifest",
     "load",
     "save",
     "sentence_prompts",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bottega.compression.packed_texts import PackedTexts
 from bottega.errors import SettingError
-from bottega.kv_prefix import KEEP_NO_LOGITS, Batch, decoder_config
+from bottega.kv_prefix import KEEP_NO_LOGITS, ModelInputs, decoder_config
 from bottega.types import Example, Message, Prompt, Query
 
 
@@ -43,7 +43,7 @@ def map_by_images(
     return rows[order.to(rows.device)]
 
 
-Inputs = Mapping[str, Any]
+ProcessorInputs = Mapping[str, Any]
 TOKEN_INPUTS = ("input_ids", "attention_mask", "position_ids", "mm_token_type_ids")
 # Decoders with causal attention that accept a four-dimensional attention mask.
 CAUSAL_DECODERS = {"llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text"}
@@ -93,11 +93,11 @@ class HyperModel:
         embedded: Tensor = self.model.get_input_embeddings()(ids.to(self.device))
         return embedded.detach().float()
 
-    def read(self, inputs: Inputs, prompts: Tensor | None = None) -> HiddenStates:
+    def read(self, inputs: ProcessorInputs, prompts: Tensor | None = None) -> HiddenStates:
         """Return hidden states of left-padded `inputs`, with `prompts` (n, width) appended to each.
         The text is read once and without gradients, as it does not depend on the prompts. Raises
         `SettingError` for inputs that the model would silently misread."""
-        batch, rows = Batch(self.model, inputs), None
+        batch, rows = ModelInputs(self.model, inputs), None
         if prompts is not None:
             weights = self.model.get_input_embeddings().weight
             rows = prompts.to(weights.device, weights.dtype).expand(len(batch.ids), -1, -1)
@@ -111,14 +111,14 @@ class HyperModel:
         return config.model_type in CAUSAL_DECODERS and accepts_mask and self._merges_images
 
     def read_packed(
-        self, texts: Sequence[Inputs], prompts: Tensor | None = None
+        self, texts: Sequence[ProcessorInputs], prompts: Tensor | None = None
     ) -> list[HiddenStates]:
         """Read several texts in one pass and return the result of `read` for each, within rounding.
         Common prefixes are read once. Each of `texts` has one row without padding; those with
         images must have the same images in the same order. The model must satisfy
         `supports_packing`. Raises `SettingError` for a text with several rows or with padding, and
         for the same inputs as `read`."""
-        decoder, batches = self._decoder, [Batch(self.model, one) for one in texts]
+        decoder, batches = self._decoder, [ModelInputs(self.model, one) for one in texts]
         for batch in batches:
             if len(batch.ids) != 1 or not batch.mask.all():
                 raise SettingError(
@@ -159,7 +159,7 @@ class HyperModel:
         """Whether image tokens are replaced by image features that do not depend on the text."""
         return hasattr(getattr(self.model, "model", None), "get_placeholder_mask")
 
-    def _decode(self, batch: Batch, rows: Tensor | None) -> HiddenStates:
+    def _decode(self, batch: ModelInputs, rows: Tensor | None) -> HiddenStates:
         """Run text, then prompts on the KV cache of the text, through a decoder-only model."""
         layers = getattr(self._decoder, "layers", ())
         has_input = len(layers) == batch.geometry.layers and 0 <= self.layer < len(layers)
@@ -189,7 +189,7 @@ class HyperModel:
         )
         return HiddenStates(hidden, batch.mask, prompted.last_hidden_state)
 
-    def _decode_in_one_pass(self, batch: Batch, rows: Tensor) -> HiddenStates:
+    def _decode_in_one_pass(self, batch: ModelInputs, rows: Tensor) -> HiddenStates:
         """Run text and prompts in one pass, as two passes over few tokens take twice as long."""
         inputs = batch.inputs_after(0)
         mask, positions = batch.continuation(rows.shape[1])
@@ -205,7 +205,7 @@ class HyperModel:
         hidden = out.hidden_states[self.layer][:, :length]
         return HiddenStates(hidden, batch.mask, out.last_hidden_state[:, length:])
 
-    def _encode(self, batch: Batch, rows: Tensor | None) -> HiddenStates:
+    def _encode(self, batch: ModelInputs, rows: Tensor | None) -> HiddenStates:
         """Run the text through the encoder, and the prompts through the decoder."""
         images = {name: one for name, one in batch.inputs.items() if name not in TOKEN_INPUTS}
         with torch.no_grad():
@@ -243,7 +243,7 @@ class _ReachedError(Exception):
 
 
 @torch.no_grad()
-def _input_of(layer: nn.Module, model: Callable[..., Any], inputs: Inputs) -> Tensor:
+def _input_of(layer: nn.Module, model: Callable[..., Any], inputs: ProcessorInputs) -> Tensor:
     """Return the hidden states that enter a layer, without running it or later layers."""
 
     def stop(_: nn.Module, given: tuple[Tensor, ...]) -> None:
@@ -277,7 +277,7 @@ class PromptEncoder(Protocol):
     Inputs hold `input_ids`, `attention_mask` and the tensors of images, padded on the left. Either
     all prompts have images or none has."""
 
-    def __call__(self, prompts: Sequence[Prompt], /) -> Inputs: ...
+    def __call__(self, prompts: Sequence[Prompt], /) -> ProcessorInputs: ...
 
 
 class InputBuilder:
@@ -297,13 +297,15 @@ class InputBuilder:
         [ids] = rows(self.passages([Example(Query(ALL_CHARACTERS), "")]))
         return hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
 
-    def passages(self, passages: Sequence[Example]) -> Inputs:
+    def passages(self, passages: Sequence[Example]) -> ProcessorInputs:
         """Return the tokens of passages that either all have images or all have none."""
         inputs = self._encode([Prompt((*_turns(passage), QUESTION)) for passage in passages])
         spans = [row[inserted(row, self._without, self._ends)] for row in rows(inputs)]
         return with_tokens(inputs, spans)
 
-    def query_inputs(self, queries: Sequence[Query]) -> tuple[Inputs, Inputs, Inputs]:
+    def query_inputs(
+        self, queries: Sequence[Query]
+    ) -> tuple[ProcessorInputs, ProcessorInputs, ProcessorInputs]:
         """Return the inputs of the image, of the question and of both (eq. 2). Without images all
         three are the question. Either all queries have images or none has."""
         question = self.texts_only(queries)
@@ -311,19 +313,19 @@ class InputBuilder:
             return question, question, question
         return self.images(queries), question, self.questions(queries)
 
-    def images(self, queries: Sequence[Query]) -> Inputs:
+    def images(self, queries: Sequence[Query]) -> ProcessorInputs:
         """Return inputs of the images without text."""
         return self._encode([Prompt((Message("user", query.images),)) for query in queries])
 
-    def texts_only(self, queries: Sequence[Query]) -> Inputs:
+    def texts_only(self, queries: Sequence[Query]) -> ProcessorInputs:
         """Return inputs of the texts without images."""
         return self._encode([Prompt((Message("user", (query.text,)),)) for query in queries])
 
-    def questions(self, queries: Sequence[Query]) -> Inputs:
+    def questions(self, queries: Sequence[Query]) -> ProcessorInputs:
         """Return inputs of the questions with their images and without passages."""
         return self._encode([Prompt((_turn(query),)) for query in queries])
 
-    def text_and_question(self, query: Query) -> Inputs:
+    def text_and_question(self, query: Query) -> ProcessorInputs:
         """Return one batch of two rows: the text of the question, and the question with its images.
         A large model takes little longer for two rows than for one."""
         both = self.questions([query])
@@ -351,7 +353,7 @@ class InputBuilder:
 
     def with_passages(
         self, queries: Sequence[Query], passages: Sequence[Sequence[Example]]
-    ) -> Inputs:
+    ) -> ProcessorInputs:
         """Return inputs with all passages before each question (concatenation)."""
         prompts = []
         for query, before in zip(queries, passages, strict=True):
@@ -371,7 +373,7 @@ def _turns(example: Example) -> tuple[Message, ...]:
     return _turn(example.query), Message("assistant", (example.reply,))
 
 
-def rows(inputs: Inputs) -> list[list[int]]:
+def rows(inputs: ProcessorInputs) -> list[list[int]]:
     """Return the token ids of each row, without padding."""
     pairs = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
     return [ids[mask.bool()].tolist() for ids, mask in pairs]
@@ -404,7 +406,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     return next((index for index, (mine, theirs) in pairs if mine != theirs), shorter)
 
 
-def with_tokens(inputs: Inputs, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+def with_tokens(inputs: ProcessorInputs, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Return `inputs` with other rows of tokens and the same images."""
     ids, replaced = inputs["input_ids"], padded(rows)
     if "mm_token_type_ids" in inputs:  # they mark the tokens of images

@@ -15,7 +15,7 @@ from bottega.compression.hyper_model import (
     HiddenStates,
     HyperModel,
     InputBuilder,
-    Inputs,
+    ProcessorInputs,
     map_by_images,
 )
 from bottega.compression.layers import Aggregator, Initialization, Modulation
@@ -85,7 +85,9 @@ class TextCompressor(nn.Module):
         self.register_buffer("spread", torch.ones(width))
 
     @torch.no_grad()
-    def calibrate(self, hyper: HyperModel, texts: Sequence[Inputs], least: float = 0.02) -> None:
+    def calibrate(
+        self, hyper: HyperModel, texts: Sequence[ProcessorInputs], least: float = 0.02
+    ) -> None:
         """Set centre and spread from typical texts. Dimensions of hidden states differ by orders of
         magnitude."""
         rows = []
@@ -99,11 +101,11 @@ class TextCompressor(nn.Module):
         self.centre.copy_(seen.mean(0))
         self.spread.copy_(seen.std(0).clamp(min=least))
 
-    def forward(self, hyper: HyperModel, inputs: Inputs) -> Tensor:
+    def forward(self, hyper: HyperModel, inputs: ProcessorInputs) -> Tensor:
         """Return the compressed prompts (batch, prompts, width)."""
         return self._compressed(hyper.read(inputs, self.prompts))
 
-    def compress_packed(self, hyper: HyperModel, texts: Sequence[Inputs]) -> list[Tensor]:
+    def compress_packed(self, hyper: HyperModel, texts: Sequence[ProcessorInputs]) -> list[Tensor]:
         """Return the compressed prompts (1, prompts, width) of each text, from one pass over all:
         see `HyperModel.read_packed`."""
         return [self._compressed(one) for one in hyper.read_packed(texts, self.prompts)]
@@ -204,7 +206,7 @@ class RaccModel(nn.Module):
         """Return compressed passages (passages, L_d, width). Passages may have images."""
         return map_by_images(passages, lambda part: self.documents(hyper, inputs.passages(part)))
 
-    def compress_query(self, hyper: HyperModel, inputs: Sequence[Inputs]) -> QueryPrompts:
+    def compress_query(self, hyper: HyperModel, inputs: Sequence[ProcessorInputs]) -> QueryPrompts:
         """Return the prompts of image, question and both, given `InputBuilder.query_inputs`."""
         # Without an image the three inputs are one object.
         unique = {id(one): one for one in inputs}

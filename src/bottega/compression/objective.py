@@ -15,7 +15,7 @@ from bottega._util.settings import check_settings
 from bottega.compression.hyper_model import (
     HyperModel,
     InputBuilder,
-    Inputs,
+    ProcessorInputs,
     image_groups,
     map_by_images,
     rows,
@@ -26,9 +26,9 @@ from bottega.compression.model import LARGEST_SEED, RaccModel
 from bottega.errors import SettingError
 from bottega.kv_prefix import (
     KEEP_NO_LOGITS,
-    Batch,
     Geometry,
     KeyValues,
+    ModelInputs,
     decoder_config,
     forward,
     generate,
@@ -207,7 +207,7 @@ class TrainingObjective:
                 f" got {shortest}",
                 hint="set query_prompts lower, or cache_weight to 0",
             )
-        batch = Batch(self.base, inputs)
+        batch = ModelInputs(self.base, inputs)
         arguments = batch.inputs_after(0)
         positions = arguments["position_ids"]
         # Left padding aligns the ends: the last token of each row gets position length - 1. RoPE
@@ -273,8 +273,8 @@ class TrainingObjective:
         return loss
 
     def _with_answers(
-        self, questions: Inputs, answers: Sequence[list[int]]
-    ) -> tuple[Inputs, Tensor]:
+        self, questions: ProcessorInputs, answers: Sequence[list[int]]
+    ) -> tuple[ProcessorInputs, Tensor]:
         """Return inputs and labels. An encoder-decoder has its answers in the labels only."""
         if decoder_config(self.base).is_encoder_decoder:
             length = max(map(len, answers))

@@ -31,7 +31,7 @@ UNFINISHED = frozenset((LOCK, f"{MANIFEST}.new"))  # files of a store without a 
 REBUILD = "delete the folder and run `bottega compress build` again"
 
 
-class Entry(NamedTuple):
+class PassageEntry(NamedTuple):
     """Index entry of one row. `mark` is the digest of the passage. `check` is a CRC of the row's
     bytes and the other fields, which detects swapped rows."""
 
@@ -41,17 +41,17 @@ class Entry(NamedTuple):
     check: int
 
     @classmethod
-    def of(cls, row: int, id: str, mark: str, data: bytes) -> Entry:
+    def of(cls, row: int, id: str, mark: str, data: bytes) -> PassageEntry:
         return cls(
             row, id, mark, zlib.crc32(data, zlib.crc32(json.dumps([row, id, mark]).encode()))
         )
 
     def matches(self, data: bytes) -> bool:
         """Return whether `data` are the bytes of this row."""
-        return self == Entry.of(self.row, self.id, self.mark, data)
+        return self == PassageEntry.of(self.row, self.id, self.mark, data)
 
 
-def read_entries(folder: Path, *, start: int, row: int) -> tuple[list[Entry], int]:
+def read_entries(folder: Path, *, start: int, row: int) -> tuple[list[PassageEntry], int]:
     """Return the entries from byte `start` on, the first being that of `row`, and their end. A last
     line without a newline is ignored: its writer is still busy or was killed."""
     path = folder / ENTRIES
@@ -73,7 +73,7 @@ def read_entries(folder: Path, *, start: int, row: int) -> tuple[list[Entry], in
             raise damaged(path) from error
         match found:
             case [int(number), str(id), str(mark), int(check)] if number == index:
-                entries.append(Entry(number, id, mark, check))
+                entries.append(PassageEntry(number, id, mark, check))
             case _:
                 raise damaged(path)
     return entries, start + len(lines)
@@ -89,7 +89,7 @@ def check_rows(folder: Path, *, count: int, size: int) -> None:
         raise StoreError(f"{path} is {problem}", hint=REBUILD)
 
 
-def read_rows(folder: Path, entries: Sequence[Entry], size: int) -> bytes:
+def read_rows(folder: Path, entries: Sequence[PassageEntry], size: int) -> bytes:
     """Return the joined bytes of the rows. The file is read, not mapped: if another program
     truncates a mapped file, the process dies."""
     path, rows = folder / ROWS, []
@@ -119,7 +119,7 @@ LARGEST: dict[Precision, float] = {"fp16": 65504.0, "int8": 1e38}
 
 
 @dataclass(frozen=True)
-class Manifest:
+class StoreManifest:
     """Format of a store. `compressor` is the digest of the compressor: prompts of different
     compressors are not comparable."""
 
@@ -130,7 +130,9 @@ class Manifest:
     version: int = VERSION
 
     @classmethod
-    def for_store(cls, folder: str | Path, compressor: str, prompts: int, width: int) -> Manifest:
+    def for_store(
+        cls, folder: str | Path, compressor: str, prompts: int, width: int
+    ) -> StoreManifest:
         """Return a manifest with the precision of the store in `folder`, else fp16."""
         existing = _read_manifest(Path(folder).expanduser())
         return cls(compressor, prompts, width, existing.precision if existing else "fp16")
@@ -146,10 +148,10 @@ class PassageStore:
     and for a damaged one.
     """
 
-    def __init__(self, folder: str | Path, manifest: Manifest) -> None:
+    def __init__(self, folder: str | Path, manifest: StoreManifest) -> None:
         self._folder = Path(folder).expanduser()
         self._manifest = manifest
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, PassageEntry] = {}
         self._count, self._end = 0, 0
         self._lock, self._is_building = threading.RLock(), False
         if self._exists():
@@ -243,7 +245,7 @@ class PassageStore:
             coded["scales"], values = scales, np.rint(values / scales[..., None]).clip(-127, 127)
         coded["codes"] = values
         entries = [
-            Entry.of(row, id, mark, one.tobytes())
+            PassageEntry.of(row, id, mark, one.tobytes())
             for row, ((id, mark), one) in enumerate(zip(passages, coded, strict=True), self._count)
         ]
         # Rows first: a row exists once its entry does. `at` overwrites rows without an entry.
@@ -316,7 +318,7 @@ def content_digest(passage: Example) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _read_manifest(folder: Path) -> Manifest | None:
+def _read_manifest(folder: Path) -> StoreManifest | None:
     path = folder / MANIFEST
     with os_errors(folder):
         text = path.read_bytes() if path.exists() else None
@@ -339,5 +341,5 @@ def _read_manifest(folder: Path) -> Manifest | None:
             "precision": "fp16" | "int8" as precision,
             "version": int(),
         } if prompts > 0 < width:
-            return Manifest(compressor, prompts, width, precision)
+            return StoreManifest(compressor, prompts, width, precision)
     raise damaged(path)

@@ -15,7 +15,7 @@ from bottega._util.identity import image_hashes
 from bottega.compression.hyper_model import (
     HyperModel,
     InputBuilder,
-    Inputs,
+    ProcessorInputs,
     PromptEncoder,
     inserted,
     rows,
@@ -24,7 +24,13 @@ from bottega.compression.hyper_model import (
 from bottega.compression.model import QueryPrompts, RaccModel
 from bottega.compression.passage_store import PassageStore
 from bottega.errors import SettingError, check_scores
-from bottega.kv_prefix import KEEP_NO_LOGITS, Batch, KeyValues, decoder_config, fresh_rope_offsets
+from bottega.kv_prefix import (
+    KEEP_NO_LOGITS,
+    KeyValues,
+    ModelInputs,
+    decoder_config,
+    fresh_rope_offsets,
+)
 from bottega.protocols import Generator, Parser, PrefixGenerator, Prompter
 from bottega.types import (
     Candidate,
@@ -190,7 +196,7 @@ class OneTokenCompressor(nn.Module):
         self.register_buffer("centre", torch.zeros(width))
         self.register_buffer("spread", torch.ones(width))
 
-    def passage_vectors(self, hyper: HyperModel, inputs: Inputs) -> Tensor:
+    def passage_vectors(self, hyper: HyperModel, inputs: ProcessorInputs) -> Tensor:
         """Return the mean hidden states of the passages, of shape (passages, 1, width)."""
         with torch.no_grad():
             states = hyper.read(inputs)
@@ -290,7 +296,7 @@ class KVReuse:
             )
         return tuple(alone[:start])
 
-    def _states(self, key: CacheKey, inputs: Inputs) -> Tensor:
+    def _states(self, key: CacheKey, inputs: ProcessorInputs) -> Tensor:
         """Return cached or new keys and values: (layers, 2, kv_heads, length, head_dim). Those of
         the first passage include the opening."""
         if (cached := self._cache.get(key)) is not None:
@@ -302,9 +308,9 @@ class KVReuse:
         self._cache.put(key, states)
         return states
 
-    def _read(self, inputs: Inputs, opening: int, position: int) -> Tensor:
+    def _read(self, inputs: ProcessorInputs, opening: int, position: int) -> Tensor:
         """Run the model with the tokens after the first `opening` moved to `position`."""
-        batch = Batch(self._model, inputs)
+        batch = ModelInputs(self._model, inputs)
         arguments = batch.inputs_after(0)
         positions = arguments["position_ids"].clone()
         # RoPE rotates keys by position: the passage gets its final positions in the prompt.

@@ -8,13 +8,13 @@ from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Budget, Method, Outcome, ScoredAnswer, pipeline_method
 from bottega.evaluation.runs.paired import paired_differences
-from bottega.evaluation.runs.runner import Result, RunState, evaluate
+from bottega.evaluation.runs.runner import MethodResult, RunState, evaluate
 
 __all__ = [
     "Budget",
     "Method",
+    "MethodResult",
     "Outcome",
-    "Result",
     "RunConfig",
     "RunState",
     "ScoredAnswer",

@@ -12,7 +12,7 @@ from bottega.errors import LoadError
 from bottega.evaluation.examples import Relevance
 from bottega.evaluation.search_config import SearchConfig
 from bottega.knowledge.embedders.names import BUNDLED
-from bottega.knowledge.index.vector_index import Metric
+from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.naming import source_digest
 from bottega.recipes.racc import COMPRESSOR, STORE
 
@@ -43,7 +43,7 @@ class RunConfig:
     embed: str = BUNDLED
     retrieve: str = "image"
     embed_text: str | None = None
-    metric: Metric = "cosine"
+    metric: VectorMetric = "cosine"
     groups: int | None = None
     prompt: str = "auto"
     order: str = "nearest-last"

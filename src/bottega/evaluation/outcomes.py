@@ -219,7 +219,7 @@ def add_cost(total: float | None, cost: float | None) -> float | None:
     return None if total is None or cost is None else total + cost
 
 
-class BudgetedGenerator:
+class CostLimitedGenerator:
     """Generator wrapper that refuses requests beyond a budget (`BudgetError`).
 
     With a limit, its first request is sent alone: it shows the cost before many run

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from bottega.errors import SettingError, check_count, check_fraction
 from bottega.protocols import Generator, turns_only
 from bottega.recipes.limited_search import ENSEMBLE, PROBES
-from bottega.reranking import Variant, check_exploration
+from bottega.reranking import RewardVariant, check_exploration
 
 RewardName = Literal["self", "mutual", "both", "ensemble"]
 Preset = Literal["paper", "released"]
@@ -35,7 +35,7 @@ class SearchConfig:
     alpha: float = 0.2
     children: int = 3
     exploration: float = 0.5
-    variant: Variant = "paper"
+    variant: RewardVariant = "paper"
     early_stop: bool = True
 
     def __post_init__(self) -> None:

@@ -268,7 +268,7 @@ class RequestRecord:
 
 
 @dataclass(slots=True)
-class Reply:
+class HttpReply:
     """Reply with either a `payload` or `events`, the encoded chunks of a stream. Those of a live
     one come from a model, so its cost is known at its end."""
 
@@ -279,7 +279,7 @@ class Reply:
 
 
 ReadBody = Callable[[], Awaitable[bytes]]
-Answer = Callable[[RequestRecord, Mapping[str, str], ReadBody], Awaitable[Reply]]
+AnswerHandler = Callable[[RequestRecord, Mapping[str, str], ReadBody], Awaitable[HttpReply]]
 
 
 async def as_stream(payload: bytes, include_usage: bool) -> AsyncGenerator[bytes]:

@@ -24,7 +24,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from bottega.generation.kv_caches import IntArray, PrefixCache, VisionCache, common_prefix
 from bottega.generation.tokenization import PromptTokenizer, RenderedPrompt, TokenizedPrompt
-from bottega.kv_prefix import Batch, KeyValues
+from bottega.kv_prefix import KeyValues, ModelInputs
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def prefixed_inputs(
     mask = inputs["attention_mask"].clone()
     for row, start, given in zip(mask, mask.argmax(dim=1).tolist(), prefixes, strict=True):
         row[start : start + given.opening] = 0
-    batch = Batch(model, {**inputs, "attention_mask": mask})
+    batch = ModelInputs(model, {**inputs, "attention_mask": mask})
     layers = zip(*(one.layers for one in prefixes), strict=True)
     prefix = KeyValues(tuple((_stack(layer, 0), _stack(layer, 1)) for layer in layers))
     if hasattr(model.base_model, "rope_deltas"):

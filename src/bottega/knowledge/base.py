@@ -27,13 +27,13 @@ from bottega.knowledge.copy_store import check_finished
 from bottega.knowledge.embedders.names import note_of, open_embedder, packaged_name
 from bottega.knowledge.eviction import Capacity, Eviction, LeastRecentlyUsedEviction, UsageBuffer
 from bottega.knowledge.index.index_files import delete_index_files
-from bottega.knowledge.index.vector_index import Metric
+from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.knowledge.reader import unknown_id_error
 from bottega.knowledge.records import RowMetadata, View, Views, is_text, to_json
 from bottega.knowledge.search import FileSearch, KnowledgeBaseSearch
 from bottega.knowledge.sqlite.database import CloseOnExit
 from bottega.knowledge.sqlite.rows import SqliteRows
-from bottega.knowledge.stores import Rows, VectorSearch
+from bottega.knowledge.stores import RowStore, VectorSearch
 from bottega.knowledge.transfer import count_exported, export, read_export
 from bottega.knowledge.verification import VerificationReport, makes_vectors, verify
 from bottega.protocols import Embedder
@@ -44,7 +44,7 @@ HNSW_ABOVE = 50_000
 POSTGRES_HNSW_ABOVE = 2_500  # where comparing all rows takes as long as searching the index
 
 
-def _open_rows(path: str | Path, *, create: bool, embeds: bool, namespace: str) -> Rows:
+def _open_rows(path: str | Path, *, create: bool, embeds: bool, namespace: str) -> RowStore:
     if (url := postgres_url(path)) is None:
         create = create and (embeds or not Path(path).exists())
         return SqliteRows(str(path), create=create, namespace=namespace)
@@ -54,7 +54,7 @@ def _open_rows(path: str | Path, *, create: bool, embeds: bool, namespace: str) 
 
 
 def _search_of(
-    rows: Rows, views: Views, metric: Metric, hnsw_above: int | None, vectors: str | None
+    rows: RowStore, views: Views, metric: VectorMetric, hnsw_above: int | None, vectors: str | None
 ) -> VectorSearch:
     if isinstance(rows, SqliteRows):
         if vectors is not None:
@@ -100,11 +100,11 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
 
     def __init__(
         self,
-        rows: Rows,
+        rows: RowStore,
         embed: Embedder | Mapping[str, View] | None,
         *,
         path: str,
-        metric: Metric = "cosine",
+        metric: VectorMetric = "cosine",
         capacity: Capacity | None = None,
         hnsw_above: int | None = None,
         vectors: str | None = None,
@@ -122,7 +122,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         path: str | Path,
         embed: Embedder | Mapping[str, View] | Literal["stored"] | None = "stored",
         *,
-        metric: Metric = "cosine",
+        metric: VectorMetric = "cosine",
         create: bool = True,
         capacity: int | None = None,
         evict: Eviction | None = None,

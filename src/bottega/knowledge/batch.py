@@ -18,7 +18,7 @@ from bottega.knowledge.records import (
     is_text,
     with_id,
 )
-from bottega.knowledge.stores import Rows
+from bottega.knowledge.stores import RowStore
 from bottega.protocols import Vectors, embed_concurrency
 from bottega.types import Example
 
@@ -41,7 +41,7 @@ class EmbeddedExamples(NamedTuple):
 
 def embedded_batches(
     batches: Iterable[Sequence[Example]],
-    rows: Rows | None,
+    rows: RowStore | None,
     views: Mapping[str, View],
     on_error: OnError,
 ) -> Iterator[EmbeddedExamples]:
@@ -72,7 +72,7 @@ class _Prepared(NamedTuple):
     failed: int
 
 
-def _prepared(examples: Sequence[Example], rows: Rows | None, on_error: OnError) -> _Prepared:
+def _prepared(examples: Sequence[Example], rows: RowStore | None, on_error: OnError) -> _Prepared:
     """Return the examples to embed: different ones that are not stored."""
     storable = [example for example in examples if _is_storable(example, on_error)]
     named: dict[str, Example] = {}
@@ -93,7 +93,7 @@ def is_sound(example: Example, on_error: OnError) -> bool:
 
 def replace_batch(
     examples: Sequence[Example],
-    rows: Rows,
+    rows: RowStore,
     views: Mapping[str, View],
     on_error: OnError,
     capacity: Capacity | None = None,
@@ -218,7 +218,7 @@ def _vectors(examples: Sequence[Example], views: Mapping[str, View]) -> dict[str
 
 
 def reindex(
-    rows: Rows,
+    rows: RowStore,
     name: str,
     view: View,
     *,
@@ -251,7 +251,7 @@ def reindex(
     return done
 
 
-def embed_again(rows: Rows, keys: Sequence[int], number: int, view: View) -> None:
+def embed_again(rows: RowStore, keys: Sequence[int], number: int, view: View) -> None:
     """Replace the vectors of these rows and log the changes for the indexes."""
     examples = rows.by_keys(keys)
     vectors = dict(zip(examples, _view_vectors(view, examples), strict=True))

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from bottega._util.identity import json_digest
 from bottega.errors import StoreError
 from bottega.knowledge.records import RowMetadata, StoredView, find_damage
-from bottega.knowledge.stores import Rows
+from bottega.knowledge.stores import RowStore
 from bottega.knowledge.transfer import NO_NUMBERS, is_numeric
 from bottega.protocols import Vectors
 from bottega.types import Example
@@ -93,7 +93,7 @@ class RowDigests(NamedTuple):
     vectors: str
 
 
-class CopySource(Rows, Protocol):
+class CopySource(RowStore, Protocol):
     """Store to read, with the rows and changes of all namespaces."""
 
     @property
@@ -151,7 +151,7 @@ class CopyTarget(CopySource, Protocol):
         ...
 
 
-def check_finished(rows: Rows) -> None:
+def check_finished(rows: RowStore) -> None:
     """Raise `StoreError` if the store is an unfinished copy."""
     if (source := rows.note(UNFINISHED)) is not None:
         raise unfinished_error(rows.name, source)

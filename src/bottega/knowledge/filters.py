@@ -12,7 +12,7 @@ import orjson
 from bottega.errors import SettingError
 from bottega.knowledge.records import is_text
 
-Value = str | int | float
+FilterValue = str | int | float
 CREATED = "created"
 COLUMNS = ("namespace", "source", CREATED)
 TEXT_COLUMNS = ("question", "answer")
@@ -30,7 +30,7 @@ class Eq:
     labels and tags are texts."""
 
     field: str
-    value: Value
+    value: FilterValue
 
     def __post_init__(self) -> None:
         _check_field(self.field)
@@ -43,7 +43,7 @@ class In:
     """Match examples whose `field` has one of these values; an empty list matches nothing."""
 
     field: str
-    values: tuple[Value, ...]
+    values: tuple[FilterValue, ...]
 
     def __post_init__(self) -> None:
         _check_field(self.field)
@@ -66,8 +66,8 @@ class Range:
     """
 
     field: str
-    low: Value | None = None
-    high: Value | None = None
+    low: FilterValue | None = None
+    high: FilterValue | None = None
 
     def __post_init__(self) -> None:
         _check_field(self.field)
@@ -115,7 +115,7 @@ class And:
 
 
 Filter = Eq | In | Range | Contains | And
-Sql = tuple[str, list[Value]]
+Sql = tuple[str, list[FilterValue]]
 
 
 def to_sql(wanted: Filter) -> Sql:
@@ -144,8 +144,8 @@ def to_sql(wanted: Filter) -> Sql:
     )
 
 
-def _range_sql(stored: str, ends: list[tuple[str, Value]], name: str) -> Sql:
-    def compared(sign: str, end: Value) -> str:
+def _range_sql(stored: str, ends: list[tuple[str, FilterValue]], name: str) -> Sql:
+    def compared(sign: str, end: FilterValue) -> str:
         if not _is_text_field(name) or isinstance(end, str):
             return f"{stored} {sign} ?"
         # A CAST gives the other side its numeric affinity: numeric texts compare as numbers,
@@ -176,20 +176,20 @@ def _is_text_field(name: str) -> bool:
     return name.startswith(TAG) or name == LABEL
 
 
-def _check_equal(name: str, value: Value) -> None:
+def _check_equal(name: str, value: FilterValue) -> None:
     _check_value(name, value)
     if _is_text_field(name):
         _check_text(name, value)
 
 
-def _check_text(name: str, value: Value) -> None:
+def _check_text(name: str, value: FilterValue) -> None:
     if not isinstance(value, str):
         raise SettingError(
             f"{name} must be compared with a text, got {value!r}", hint=f"use '{value!r}'"
         )
 
 
-def _check_value(name: str, value: Value) -> None:
+def _check_value(name: str, value: FilterValue) -> None:
     if name in COLUMNS and name != CREATED:
         _check_text(name, value)
     if name == CREATED and not _is_number(value):
@@ -206,13 +206,13 @@ def _check_value(name: str, value: Value) -> None:
         )
 
 
-def _plain(value: Value | None) -> Value | None:
+def _plain(value: FilterValue | None) -> FilterValue | None:
     """Return the text of a subclass of `str`, such as a member of an enumeration, whose `str()` is
     its name."""
     return str.__str__(value) if isinstance(value, str) else value
 
 
-def _is_number(value: Value) -> TypeGuard[int | float]:
+def _is_number(value: FilterValue) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

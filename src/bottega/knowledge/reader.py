@@ -10,9 +10,9 @@ from bottega import notebook
 from bottega.errors import BottegaError, NotFoundError, SettingError
 from bottega.image import Image
 from bottega.knowledge.filters import And, Eq, Filter
-from bottega.knowledge.index.vector_index import Metric
+from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.knowledge.records import StoredView
-from bottega.knowledge.stores import Rows
+from bottega.knowledge.stores import RowStore
 from bottega.types import Example
 
 SHORTEST_PREFIX = 4
@@ -39,17 +39,17 @@ class Stats:
     embedder: str | None
     dimension: int | None
     views: Mapping[str, str]
-    metric: Metric
+    metric: VectorMetric
     format_version: int
 
 
 class KnowledgeBaseReader:
     """Operations of a knowledge base that need no embedder."""
 
-    def __init__(self, rows: Rows, path: str, metric: Metric) -> None:
+    def __init__(self, rows: RowStore, path: str, metric: VectorMetric) -> None:
         self._rows = rows
         self._path = path
-        self._metric: Metric = metric
+        self._metric: VectorMetric = metric
 
     def get(self, id: str) -> Example:
         """Return an example by its id, or by an unambiguous prefix of at least four characters."""

@@ -19,7 +19,7 @@ from bottega.image import Image
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Example, Query
 
-Value = str | int | float | bytes | None
+ColumnValue = str | int | float | bytes | None
 COLUMNS = (
     "id",
     "question",
@@ -80,7 +80,7 @@ def with_id(example: Example, id: str) -> Example:
     return replace(example, id=id, query=replace(example.query, images=images))
 
 
-def to_row(example: Example) -> tuple[Value, ...]:
+def to_row(example: Example) -> tuple[ColumnValue, ...]:
     """Return the values of `COLUMNS`, in their order."""
     query = example.query
     return (

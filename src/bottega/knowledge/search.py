@@ -15,11 +15,11 @@ from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError,
 from bottega.image import KEEP_DECODED_UP_TO
 from bottega.knowledge.filters import Filter
 from bottega.knowledge.index.index_follower import IndexFollower, StaleIndexError
-from bottega.knowledge.index.vector_index import FaissIndex, Keys, Metric
+from bottega.knowledge.index.vector_index import FaissIndex, Keys, VectorMetric
 from bottega.knowledge.reader import KnowledgeBaseReader
 from bottega.knowledge.records import SearchHit, StoredView, View, Views, embed_checked
 from bottega.knowledge.sqlite.rows import SqliteRows
-from bottega.knowledge.stores import Rows, SearchScope, VectorSearch
+from bottega.knowledge.stores import RowStore, SearchScope, VectorSearch
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Candidate, Example, Query
 
@@ -95,10 +95,12 @@ class ResolvedFilter:
 class FileSearch:
     """Indexes of a file and cached filters of one handle."""
 
-    def __init__(self, rows: SqliteRows, views: Views, metric: Metric, hnsw_above: int) -> None:
+    def __init__(
+        self, rows: SqliteRows, views: Views, metric: VectorMetric, hnsw_above: int
+    ) -> None:
         self._rows = rows
         self._views = views
-        self._metric: Metric = metric
+        self._metric: VectorMetric = metric
         self._hnsw_above = hnsw_above
         self._followers: dict[str, IndexFollower] = {}
         self._filters: LRUCache[Filter, ResolvedFilter] = LRUCache(MAX_FILTERS)
@@ -252,7 +254,7 @@ class FileSearch:
 
 
 def chosen_view(
-    views: Views, stored: Mapping[str, StoredView], by: str | None, rows: Rows
+    views: Views, stored: Mapping[str, StoredView], by: str | None, rows: RowStore
 ) -> tuple[StoredView, View]:
     """Return the stored view `by`, by default the first one, and its embedder."""
     given = views.resolve(stored)
@@ -278,7 +280,7 @@ def stacked(vectors: Sequence[tuple[str, Vectors | None]], view: StoredView) -> 
     return np.stack(rows) if rows else np.empty((0, view.dimension), np.float32)
 
 
-def empty_error(rows: Rows) -> EmptyKnowledgeBaseError:
+def empty_error(rows: RowStore) -> EmptyKnowledgeBaseError:
     where = f"the namespace {rows.namespace!r} of {rows.name}" if rows.namespace else rows.name
     return EmptyKnowledgeBaseError(f"{where} holds no examples", hint="add some first: bottega add")
 
@@ -287,7 +289,7 @@ class KnowledgeBaseSearch(KnowledgeBaseReader):
     """Operations of a knowledge base that need its embedders."""
 
     def __init__(
-        self, rows: Rows, path: str, metric: Metric, views: Views, search: VectorSearch
+        self, rows: RowStore, path: str, metric: VectorMetric, views: Views, search: VectorSearch
     ) -> None:
         super().__init__(rows, path, metric)
         self._views = views

@@ -22,7 +22,7 @@ from bottega.protocols import Vectors
 from bottega.types import Candidate, Example, ExampleChange, Query
 
 
-class Rows(Protocol):
+class RowStore(Protocol):
     """Durable examples of one namespace. A key identifies the content of a row and is never reused.
     Writes are durable when they return. Methods block, may be called from several threads while
     other processes write, and raise `StoreError`."""

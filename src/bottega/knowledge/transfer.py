@@ -21,7 +21,7 @@ from bottega.errors import ImageError, LoadError, OnError, StoreError
 from bottega.image import Image, path_text
 from bottega.knowledge.loaders.folders import open_within
 from bottega.knowledge.records import RowMetadata, find_damage, is_text
-from bottega.knowledge.stores import Rows
+from bottega.knowledge.stores import RowStore
 from bottega.types import Example, Query
 
 EXAMPLES, IMAGES = "examples.jsonl", "images"
@@ -34,7 +34,7 @@ MAX_NUMBER = 2**62
 NO_NUMBERS = "its metadata must be numbers"
 
 
-def export(rows: Rows, folder: Path, on_error: OnError, progress: Step) -> int:
+def export(rows: RowStore, folder: Path, on_error: OnError, progress: Step) -> int:
     """Write the undamaged examples and return their number.
 
     examples.jsonl gets its name last, so a folder that contains it is complete.
@@ -71,7 +71,7 @@ def _check_name(folder: Path) -> None:
         )
 
 
-def _readable_rows(rows: Rows, on_error: OnError) -> Iterator[tuple[Example, RowMetadata]]:
+def _readable_rows(rows: RowStore, on_error: OnError) -> Iterator[tuple[Example, RowMetadata]]:
     ids = []
     for id in rows.ids_where():
         if is_text(id):
@@ -92,7 +92,7 @@ def _readable_rows(rows: Rows, on_error: OnError) -> Iterator[tuple[Example, Row
                 )
 
 
-def _undamaged(rows: Rows, keys: Mapping[str, int], on_error: OnError) -> dict[int, Example]:
+def _undamaged(rows: RowStore, keys: Mapping[str, int], on_error: OnError) -> dict[int, Example]:
     try:
         found = rows.by_keys(keys.values())
     except StoreError as error:

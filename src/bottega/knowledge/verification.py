@@ -17,7 +17,7 @@ from bottega.knowledge.batch import embed_again, reindex
 from bottega.knowledge.index.index_files import index_file_problems, index_files
 from bottega.knowledge.records import StoredView, View, check_dimensions, find_damage, has_valid_id
 from bottega.knowledge.sqlite.rows import SqliteRows
-from bottega.knowledge.stores import Rows
+from bottega.knowledge.stores import RowStore
 
 Repair = Callable[[], None]
 # Description of a problem, and its repair if there is one.
@@ -26,7 +26,7 @@ Finding = tuple[str, Repair | None]
 PAGE = 256
 
 
-def paged_keys(rows: Rows, size: int = PAGE) -> Iterator[list[int]]:
+def paged_keys(rows: RowStore, size: int = PAGE) -> Iterator[list[int]]:
     """Yield pages of keys, in all namespaces."""
     key = 0
     while keys := rows.all_keys(key, size):
@@ -34,7 +34,9 @@ def paged_keys(rows: Rows, size: int = PAGE) -> Iterator[list[int]]:
         key = keys[-1]
 
 
-def _counted_pages(rows: Rows, title: str, stages: Stages, size: int = PAGE) -> Iterator[list[int]]:
+def _counted_pages(
+    rows: RowStore, title: str, stages: Stages, size: int = PAGE
+) -> Iterator[list[int]]:
     """Yield pages of keys as one stage of the verification."""
     with stages(title, rows.sizes()[0]) as step:
         for keys in paged_keys(rows, size):
@@ -102,7 +104,7 @@ def find_wrong_ids(rows: SqliteRows, stages: Stages) -> Iterator[Finding]:
                     yield f"row {key} cannot be read: {error}", None
 
 
-def find_damaged_examples(rows: Rows, stages: Stages) -> Iterator[Finding]:
+def find_damaged_examples(rows: RowStore, stages: Stages) -> Iterator[Finding]:
     """Yield examples whose images or content do not match their hashes."""
     for keys in _counted_pages(rows, "checking examples", stages):
         for example in rows.by_keys(keys).values():
@@ -126,7 +128,9 @@ MAX_NAMED = 3
 TOLERANCE = 0.045
 
 
-def find_missing_views(rows: Rows, views: Mapping[str, View], stages: Stages) -> Iterator[Finding]:
+def find_missing_views(
+    rows: RowStore, views: Mapping[str, View], stages: Stages
+) -> Iterator[Finding]:
     """Yield a problem if there are examples but no complete view. Other checks would not notice."""
     if rows.views() or not rows.all_keys(0, 1):
         return
@@ -143,7 +147,7 @@ def find_missing_views(rows: Rows, views: Mapping[str, View], stages: Stages) ->
 
 
 def find_damaged_vectors(
-    rows: Rows, views: Mapping[str, View], stages: Stages
+    rows: RowStore, views: Mapping[str, View], stages: Stages
 ) -> Iterator[Finding]:
     """Yield vectors that are missing or damaged: wrong size, wrong checksum, or not finite."""
     for stored in rows.views().values():
@@ -165,7 +169,7 @@ def find_damaged_vectors(
 
 
 def find_mismatched_vectors(
-    rows: Rows, views: Mapping[str, View], stages: Stages
+    rows: RowStore, views: Mapping[str, View], stages: Stages
 ) -> Iterator[Finding]:
     """Yield valid vectors that differ from the embedder's output."""
     for name, stored in rows.views().items():
@@ -192,13 +196,13 @@ def find_mismatched_vectors(
             yield f"{len(failed)} vectors {name!r} cannot be compared: {failed[0]}", None
 
 
-def _example_names(rows: Rows, keys: Sequence[int]) -> str:
+def _example_names(rows: RowStore, keys: Sequence[int]) -> str:
     """Return the ids of the first examples, for messages."""
     more = f" and {len(keys) - MAX_NAMED} more" if len(keys) > MAX_NAMED else ""
     return f": of {', '.join(rows.ids_of(keys[:MAX_NAMED]))}{more}"
 
 
-def makes_vectors(rows: Rows, name: str, view: View) -> bool:
+def makes_vectors(rows: RowStore, name: str, view: View) -> bool:
     """Return whether the view reproduces any vector among the first examples.
 
     The file does not record a view's `to_query`, and a different view may have the same name.
@@ -208,7 +212,7 @@ def makes_vectors(rows: Rows, name: str, view: View) -> bool:
 
 
 def _mismatched_keys(
-    rows: Rows,
+    rows: RowStore,
     keys: Sequence[int],
     stored: StoredView,
     view: View,
@@ -239,7 +243,7 @@ def _mismatched_keys(
 
 
 def _embedding_repair(
-    rows: Rows, keys: list[int], stored: StoredView, view: View, stages: Stages
+    rows: RowStore, keys: list[int], stored: StoredView, view: View, stages: Stages
 ) -> Repair:
     def fix() -> None:
         _check_width(stored, view)
@@ -290,7 +294,7 @@ class VerificationReport:
 
 
 def verify(
-    rows: Rows, views: Mapping[str, View], *, deep: bool, repair: bool, stages: Stages
+    rows: RowStore, views: Mapping[str, View], *, deep: bool, repair: bool, stages: Stages
 ) -> VerificationReport:
     """Check the file; `deep` also embeds every example again and compares, `repair` rebuilds
     derived data."""
@@ -308,7 +312,7 @@ def verify(
 
 
 def _findings(
-    rows: Rows, views: Mapping[str, View], deep: bool, stages: Stages
+    rows: RowStore, views: Mapping[str, View], deep: bool, stages: Stages
 ) -> Iterator[Finding]:
     """Yield problems in order; each is repaired before the next check runs."""
     if not isinstance(rows, SqliteRows):  # the server checks its own pages and indexes

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 Fields = dict[str, object]
 Encode = Callable[[Fields], Awaitable[bytes]]
 Convert = Callable[[JSONObject], JSONObject]
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
 @dataclass
@@ -186,8 +186,8 @@ class ChatClient:
         return self.endpoint.error(self.model, status, body, headers)
 
     async def _negotiate(
-        self, fields: Fields, encode: Encode, attempt: Callable[[_Body], Awaitable[Result]]
-    ) -> Result:
+        self, fields: Fields, encode: Encode, attempt: Callable[[_Body], Awaitable[T]]
+    ) -> T:
         """Send the fields, in another dialect if the server rejects one; keep what it accepts."""
         # A local copy: concurrent requests may try other dialects meanwhile.
         dialect, tried = self._dialect, list[Fields]()
@@ -285,7 +285,7 @@ class RetryPolicy:
                 f"attempts must be at least 1, got {self.attempts}", hint="set retries=0 or more"
             )
 
-    async def __call__(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
+    async def __call__(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of the first attempt that succeeds. Raises the last failure, also if
         the breaker has opened since; `retry_after` is then at least the rest of its pause."""
         waited = 0.0
@@ -318,7 +318,7 @@ class RetryPolicy:
         return ceiling * self.random()
 
 
-State = Literal["closed", "open", "half-open"]
+CircuitState = Literal["closed", "open", "half-open"]
 MAX_RECORDED = 1000
 
 
@@ -390,7 +390,7 @@ class Breaker:
         self._last: EndpointError | None = None
 
     @property
-    def state(self) -> State:
+    def state(self) -> CircuitState:
         if self._until is None:
             return "closed"
         return "half-open" if self._probe or self._clock() >= self._until else "open"

@@ -33,7 +33,7 @@ from bottega.reranking import TopKReranker
 from bottega.retrieval import DenseRetriever, EmptyTolerantRetriever, SameContextFilter
 from bottega.types import Answer, Completion, Query, Sampling
 
-Part = TypeVar("Part")
+T = TypeVar("T")
 
 
 def cache_of_thought(
@@ -153,10 +153,10 @@ def _prompted(
     return tuple(replace(tier, prompt=tier.prompt or default(tier)) for tier in tiers)
 
 
-def _part(part: Part | Callable[[Sequence[Tier]], Part], tiers: Sequence[Tier]) -> Part:
+def _part(part: T | Callable[[Sequence[Tier]], T], tiers: Sequence[Tier]) -> T:
     """Return the part, or the result of its factory. Parts are coroutine functions, factories
     not."""
     call = getattr(type(part), "__call__", None)  # noqa: B004
     if inspect.iscoroutinefunction(part) or inspect.iscoroutinefunction(call):
-        return cast(Part, part)
-    return cast(Callable[[Sequence[Tier]], Part], part)(tiers)
+        return cast(T, part)
+    return cast(Callable[[Sequence[Tier]], T], part)(tiers)

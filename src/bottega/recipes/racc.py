@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from bottega.compression.persistence import SavedCompressor
     from bottega.generation.loaded import LoadedModel
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
 def kv_reuse_searcher(
@@ -251,7 +251,7 @@ class CompressorLoader:
             self.loaded = PassageCompressor(saved.racc, hyper, inputs, passages)
         return self.loaded
 
-    async def _run(self, work: Callable[[PassageCompressor], Result]) -> Result:
+    async def _run(self, work: Callable[[PassageCompressor], T]) -> T:
         if self.loaded is None:
             await self.base.load()
         return await self.hyper.run(lambda model: work(self.load(model)))
@@ -264,10 +264,10 @@ class CompressorLoader:
     def _open_store(self, saved: SavedCompressor) -> PassageStore | None:
         if self.store is None:
             return None
-        from bottega.compression import Manifest, PassageStore
+        from bottega.compression import PassageStore, StoreManifest
 
         config = saved.racc.config
-        manifest = Manifest.for_store(
+        manifest = StoreManifest.for_store(
             self.store, saved.digest, config.document_prompts, config.width
         )
         return PassageStore(self.store, manifest)

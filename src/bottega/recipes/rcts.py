@@ -25,9 +25,9 @@ from bottega.reranking import (
     AgreementFunction,
     MutualReward,
     RewardFunction,
+    RewardVariant,
     SelfConsistencyReward,
     TreeSearch,
-    Variant,
     WeightedReward,
     check_depth,
 )
@@ -47,7 +47,7 @@ def rcts(
     rollouts: int = 10,
     alpha: float = 0.2,
     parallel: int = 1,
-    variant: Variant = "paper",
+    variant: RewardVariant = "paper",
     reward: RewardFunction | None = None,
     search: Searcher | None = None,
     retrieve: Retriever | None = None,
@@ -127,7 +127,7 @@ def default_reward(
     parse: Parser,
     alpha: float = 0.2,
     sampling: Sampling | None = None,
-    variant: Variant = "paper",
+    variant: RewardVariant = "paper",
     agree: AgreementFunction = equal_answers,
     conclude: Callable[[Query, str], Prompt] | None = None,
 ) -> WeightedReward:

@@ -56,7 +56,7 @@ class BranchAnswer:
     answer: Answer
 
 
-ScoredAnswer = tuple[BranchAnswer, RewardValue | None]
+RewardedAnswer = tuple[BranchAnswer, RewardValue | None]
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,13 @@ class FlatSearch:
 
     async def _scored_answers(
         self, query: Query, candidates: Candidates, k: int, budgeted: BudgetedGenerator
-    ) -> list[ScoredAnswer]:
+    ) -> list[RewardedAnswer]:
         """Return as many scored answers as the budget allows.
 
         The cost of a branch in one wave sets the size of the next wave.
         """
         sequences = self._sequences(query, candidates, k)
-        found: list[ScoredAnswer] = []
+        found: list[RewardedAnswer] = []
         size = 1 if budgeted.is_limited else self.branches
         while size:
             before, start = budgeted.reserved, len(found)
@@ -167,7 +167,7 @@ class FlatSearch:
         candidates: Candidates,
         wave: Sequence[tuple[int, Shown]],
         budgeted: BudgetedGenerator,
-    ) -> list[ScoredAnswer]:
+    ) -> list[RewardedAnswer]:
         requests = [(shown, self.sampling) for _, shown in wave]
         if self.sequences == "nearest":
             first, shown = wave[0]

@@ -9,7 +9,7 @@ from random import Random
 
 from bottega.errors import check_count
 from bottega.protocols import Candidates
-from bottega.reranking.rewards import RewardValue, Variant
+from bottega.reranking.rewards import RewardValue, RewardVariant
 from bottega.reranking.selection import LEAST_WEIGHT, check_exploration, scaled
 from bottega.types import Answer, Candidate, SearchNode
 
@@ -84,7 +84,7 @@ class MonteCarloTree:
         *,
         width: int = 3,
         exploration: float = 0.5,
-        variant: Variant = "paper",
+        variant: RewardVariant = "paper",
         random: Random,
     ) -> None:
         check_count("width", width)

@@ -15,7 +15,7 @@ from bottega.types import Answer, Candidate, Example, Prompt, Query, Sampling
 
 AgreementFunction = Callable[[Answer, Answer, Query], float]
 ExampleScore = Callable[[Example, Answer], float]
-Variant = Literal["paper", "released"]
+RewardVariant = Literal["paper", "released"]
 
 SAMPLED = Sampling(temperature=0.8)
 
@@ -72,7 +72,7 @@ class SelfConsistencyReward:
     n: int = 5
     sampling: Sampling = SAMPLED
     agree: AgreementFunction = exact_agreement
-    variant: Variant = "paper"
+    variant: RewardVariant = "paper"
 
     def __post_init__(self) -> None:
         check_count("n", self.n)
@@ -114,7 +114,7 @@ class MutualReward:
     samples: int | None = None
     sampling: Sampling = SAMPLED
     agree: AgreementFunction = exact_agreement
-    variant: Variant = "paper"
+    variant: RewardVariant = "paper"
     score: ExampleScore | None = None
 
     def __post_init__(self) -> None:
@@ -217,7 +217,7 @@ async def checked_reward(
 
 
 def check_variant(variant: str) -> None:
-    if variant not in get_args(Variant):
+    if variant not in get_args(RewardVariant):
         raise SettingError(f"unknown variant, got {variant!r}", hint='use "paper" or "released"')
 
 

@@ -15,7 +15,7 @@ from bottega.reranking.monte_carlo_tree import MonteCarloTree, TreeNode
 from bottega.reranking.rewards import (
     AgreementFunction,
     RewardFunction,
-    Variant,
+    RewardVariant,
     check_variant,
     checked_reward,
     exact_agreement,
@@ -79,7 +79,7 @@ class TreeSearch:
     children: int = 3
     parallel: int = 1
     exploration: float = 0.5
-    variant: Variant = "paper"
+    variant: RewardVariant = "paper"
     early_stop: bool = True
     sampling: Sampling = field(default_factory=Sampling)
     agree: AgreementFunction = exact_agreement

@@ -292,7 +292,7 @@ log = logging.getLogger(__name__)
 
 AnswerCall = Callable[[], Awaitable[str]]
 # Agreement of two replies to the query, in [0, 1]; None if it is undecided.
-AgreementFunction = Callable[[str, str, Query], float | None]
+CompareAnswers = Callable[[str, str, Query], float | None]
 # Agreement of two replies that the function leaves undecided; None if it stays so.
 Judge = Callable[[str, str], Awaitable[float | None]]
 # Limit of eager samples: undecided pairs never give the gate enough samples.
@@ -363,7 +363,7 @@ class ShadowSampler:
     def __init__(
         self,
         gate: BenefitGate,
-        agree: AgreementFunction,
+        agree: CompareAnswers,
         *,
         rate: float = 0.05,
         at_once: int = 4,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from bottega._util.tracing import Attributes, ModelCall, Value
+from bottega._util.tracing import Attributes, AttributeValue, ModelCall
 from bottega.types import Completion, Message
 
 # Fields of a chat body that are numbers, and their attributes.
@@ -28,10 +28,10 @@ STATUS_CODE = "http.response.status_code"
 TOKEN_TYPE = "gen_ai.token.type"
 
 
-def base_attributes(call: ModelCall) -> dict[str, Value]:
+def base_attributes(call: ModelCall) -> dict[str, AttributeValue]:
     """Return the attributes that spans and metrics of a call share. The configuration bounds the
     number of their values, which metrics require."""
-    attributes: dict[str, Value] = {
+    attributes: dict[str, AttributeValue] = {
         "gen_ai.operation.name": call.operation,
         "gen_ai.provider.name": call.provider,
         "gen_ai.request.model": call.model,
@@ -43,7 +43,7 @@ def base_attributes(call: ModelCall) -> dict[str, Value]:
     return attributes
 
 
-def request_attributes(call: ModelCall) -> Iterator[tuple[str, Value]]:
+def request_attributes(call: ModelCall) -> Iterator[tuple[str, AttributeValue]]:
     """Yield the attributes of a call's request: sampling parameters, choices and streaming."""
     for name, attribute in NUMBER_ATTRIBUTES.items():
         value = call.fields.get(name)
@@ -60,7 +60,7 @@ def request_attributes(call: ModelCall) -> Iterator[tuple[str, Value]]:
 def response_attributes(call: ModelCall) -> Attributes:
     """Return the attributes of a call's reply: model, finish reasons, tokens, and the seconds to
     the first chunk of a stream."""
-    attributes: dict[str, Value | None] = {
+    attributes: dict[str, AttributeValue | None] = {
         "gen_ai.response.model": call.response_model,
         "gen_ai.response.finish_reasons": [one.finish_reason for one in call.completions] or None,
         "gen_ai.response.time_to_first_chunk": call.first_seconds,

@@ -17,7 +17,7 @@ from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from bottega._util.tracing import LOCAL, Attributes, ModelCall, Value
+from bottega._util.tracing import LOCAL, Attributes, AttributeValue, ModelCall
 from bottega.errors import EndpointError
 from bottega.telemetry.conventions import (
     ERROR_TYPE,
@@ -186,6 +186,6 @@ class OpenTelemetryTracer:
         return StepSpan(self._tracer.start_span(name, parent, kind, without_none(attributes)))
 
 
-def without_none(attributes: Attributes) -> dict[str, Value]:
+def without_none(attributes: Attributes) -> dict[str, AttributeValue]:
     """Return the attributes whose value is not None."""
     return {name: value for name, value in attributes.items() if value is not None}

@@ -16,7 +16,7 @@ from bottega.errors import BottegaError, NotFoundError
 from bottega.gateway.request.cached_examples import Forget
 from bottega.gateway.running.server import GatewayServer
 from bottega.image import Image
-from bottega.ui.bases import OpenBase
+from bottega.ui.bases import BaseOpener
 from bottega.ui.cache import CachePages, cache_routes
 from bottega.ui.evaluation_runs import RunLibrary
 from bottega.ui.evaluations import EVALUATIONS, evaluation_routes
@@ -52,7 +52,7 @@ LINKS = (
 
 def gateway_routes(
     server: GatewayServer,
-    open_base: OpenBase | None,
+    open_base: BaseOpener | None,
     forget: Forget,
     *,
     token: str | None = None,
@@ -209,7 +209,7 @@ async def static(request: Request) -> Response:
     return Response(data, 200, headers, type)
 
 
-def _base_image(open_base: OpenBase | None, namespace: str, sha256: str) -> Image | None:
+def _base_image(open_base: BaseOpener | None, namespace: str, sha256: str) -> Image | None:
     if open_base is None:
         return None
     return open_base(namespace).images([sha256]).get(sha256)

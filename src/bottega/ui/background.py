@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 WAIT_SECONDS = 0.5  # for a result, before a page answers without it
 KEPT_SECONDS = 10.0  # for results that no page has fetched
 RELOAD_SECONDS = 1  # of pages that wait for a result
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
 @dataclass
@@ -40,7 +40,7 @@ class BackgroundComputations:
     _computations: dict[Hashable, _Computation] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def result(self, key: Hashable, compute: Callable[[], Result]) -> Result | None:
+    def result(self, key: Hashable, compute: Callable[[], T]) -> T | None:
         """Return the result of `compute`, or None if it takes longer than `wait_seconds`: the next
         call with this key returns it. Raises the errors of `compute`."""
         with self._lock:
@@ -55,7 +55,7 @@ class BackgroundComputations:
         with self._lock:
             if self._computations.get(key) is found:
                 del self._computations[key]
-        return cast(Result, found.future.result())
+        return cast(T, found.future.result())
 
     def _started(self, compute: Callable[[], object]) -> _Computation:
         found = _Computation(self._pool.submit(compute))

@@ -18,9 +18,9 @@ from bottega.openai_api.errors import ApiError
 from bottega.types import Example
 from bottega.ui.pages import Page, Redirect, Visit
 
-Item = TypeVar("Item")
+T = TypeVar("T")
 Found = TypeVar("Found")
-OpenBase = Callable[[str], KnowledgeBase]
+BaseOpener = Callable[[str], KnowledgeBase]
 # Raises `ApiError` if the key may use no further namespace. Called in the event loop.
 CheckNamespace = Callable[[Account, str], Coroutine[object, object, None]]
 MASTER = "master"
@@ -30,7 +30,7 @@ async def allow(account: Account, namespace: str) -> None:
     """Allow all namespaces."""
 
 
-def open_for(visit: Visit, open_base: OpenBase, check: CheckNamespace) -> KnowledgeBase:
+def open_for(visit: Visit, open_base: BaseOpener, check: CheckNamespace) -> KnowledgeBase:
     """Return the knowledge base of the requested namespace. Raises `ApiError`."""
     namespace = visit.namespace
     if not visit.user.sees_all:
@@ -44,7 +44,7 @@ class NamespacePages:
     """Pages of the knowledge base of a namespace. `open_base` blocks; it is None if the gateway
     serves a pipeline of Python code."""
 
-    open_base: OpenBase | None
+    open_base: BaseOpener | None
     check_namespace: CheckNamespace = field(default=allow, kw_only=True)
 
     def base(self, visit: Visit) -> KnowledgeBase:
@@ -82,16 +82,16 @@ class NamespacePages:
 
 
 @dataclass(frozen=True)
-class PagedList(Generic[Item]):
+class PagedList(Generic[T]):
     """Page of a list: page `number` of `pages`, from 1. `total` is the length of the list."""
 
-    items: Sequence[Item]
+    items: Sequence[T]
     number: int
     pages: int
     total: int
 
 
-def paged(visit: Visit, items: Sequence[Item], size: int) -> PagedList[Item]:
+def paged(visit: Visit, items: Sequence[T], size: int) -> PagedList[T]:
     """Return the requested page of `size` items, or the last one if there are fewer."""
     pages = max(1, -(-len(items) // size))
     number = min(visit.number("page", 1, least=1), pages)

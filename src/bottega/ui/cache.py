@@ -26,9 +26,9 @@ from bottega.ui.bases import MASTER, NamespacePages, existing, paged, uploaded_i
 from bottega.ui.pages import (
     HEADERS,
     Page,
+    PageResult,
     Redirect,
     Renderer,
-    Result,
     Visit,
     image_response,
     require,
@@ -50,7 +50,7 @@ class CachePages(NamespacePages):
     forget: Forget
     max_pinned: int
 
-    def browse(self, visit: Visit) -> Result:
+    def browse(self, visit: Visit) -> PageResult:
         """List entries, newest first. A text search also finds entries with similar questions."""
         base, text = self.base(visit), visit.value("text").strip()
         if (other := self.elsewhere(visit, base, "/cache")) is not None:
@@ -63,7 +63,7 @@ class CachePages(NamespacePages):
         values = {"entries": existing(base, found.items), "found": found}
         return self._list(visit, base, {**values, "nearest": nearest, "problem": problem})
 
-    def search(self, visit: Visit) -> Result:
+    def search(self, visit: Visit) -> PageResult:
         """List the entries that are most similar to an image."""
         require(visit.user.may_read(visit.namespace), "search this namespace")
         base, files = self.base(visit), visit.files("image")
@@ -75,7 +75,7 @@ class CachePages(NamespacePages):
             visit, base, {"nearest": nearest, "problem": problem, "searched": image.source}
         )
 
-    def show(self, visit: Visit) -> Result:
+    def show(self, visit: Visit) -> PageResult:
         base = self.base(visit)
         example = _example(base, visit)
         values = {
@@ -86,14 +86,14 @@ class CachePages(NamespacePages):
         }
         return self.page(visit, base, "cache_entry.html", values)
 
-    def image(self, visit: Visit) -> Result:
+    def image(self, visit: Visit) -> PageResult:
         images = _example(self.base(visit), visit).query.images
         for number, image in enumerate(images):
             if str(number) == visit.part("number"):
                 return image_response(image, visit.number("side", 0, most=1024) or None)
         raise NotFoundError("the entry has no such image", hint="open the entry's page")
 
-    def edit(self, visit: Visit) -> Result:
+    def edit(self, visit: Visit) -> PageResult:
         """Correct the answer, and the labels and the rationale of an entry that has them."""
         base = self.base(visit)
         old = _example(base, visit)
@@ -107,7 +107,7 @@ class CachePages(NamespacePages):
         id = correct_example(base, visit.namespace, old, new, self.forget)
         return _redirect(visit, f"/cache/{id}", "Saved")
 
-    def pin(self, visit: Visit) -> Result:
+    def pin(self, visit: Visit) -> PageResult:
         base = self.base(visit)
         id = str(_example(base, visit).id)
         if not visit.user.can_administer and base.stats().pinned >= self.max_pinned:
@@ -119,19 +119,19 @@ class CachePages(NamespacePages):
         base.pin([id])
         return _redirect(visit, f"/cache/{id}", "Pinned: the entry is never evicted")
 
-    def unpin(self, visit: Visit) -> Result:
+    def unpin(self, visit: Visit) -> PageResult:
         base = self.base(visit)
         id = str(_example(base, visit).id)
         base.unpin([id])
         return _redirect(visit, f"/cache/{id}", "Unpinned: the entry may be evicted")
 
-    def delete(self, visit: Visit) -> Result:
+    def delete(self, visit: Visit) -> PageResult:
         base = self.base(visit)
         id = str(_example(base, visit).id)
         delete_example(base, visit.namespace, id, self.forget)
         return _redirect(visit, "/cache", "Deleted the entry")
 
-    def import_(self, visit: Visit) -> Result:
+    def import_(self, visit: Visit) -> PageResult:
         """Import JSON lines. The page lists the lines that were skipped."""
         base, files = self.base(visit), visit.files("file")
         if not files:
@@ -139,7 +139,7 @@ class CachePages(NamespacePages):
         report = import_jsonl(base, files[0].file, visit.user.name)
         return self._list(visit, base, {"report": report})
 
-    def export(self, visit: Visit) -> Result:
+    def export(self, visit: Visit) -> PageResult:
         lines = export_jsonl(self.base(visit))
         headers = {**HEADERS, "content-disposition": 'attachment; filename="cache.jsonl"'}
         return StreamingResponse(lines, 200, headers, "application/x-ndjson")

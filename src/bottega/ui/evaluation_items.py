@@ -10,10 +10,10 @@ from typing import Literal
 from bottega.errors import NotFoundError
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.report.runs import Demonstration, Item, RecordedAnswer
-from bottega.evaluation.report.sections import Row, Section
+from bottega.evaluation.report.sections import ReportRow, Section
 
-Outcome = Literal["right", "partly", "wrong", "invalid", "failed", "missing"]
-OUTCOMES: Mapping[Outcome, str] = {
+ItemOutcome = Literal["right", "partly", "wrong", "invalid", "failed", "missing"]
+OUTCOMES: Mapping[ItemOutcome, str] = {
     "right": "right",
     "partly": "partly right",
     "wrong": "wrong",
@@ -31,7 +31,7 @@ class MethodAnswer:
     item; `recorded` is None for failed and missing answers."""
 
     title: str
-    outcome: Outcome
+    outcome: ItemOutcome
     text: str = ""
     error: str = ""
     recorded: RecordedAnswer | None = None
@@ -60,7 +60,7 @@ class MethodAnswer:
         return () if self.recorded is None else self.recorded.shown
 
 
-def answer_of(row: Row, index: int) -> MethodAnswer:
+def answer_of(row: ReportRow, index: int) -> MethodAnswer:
     """Return the answer of a row's method to the item `index`."""
     title = row.title
     if index in row.failures:
@@ -70,7 +70,7 @@ def answer_of(row: Row, index: int) -> MethodAnswer:
         return MethodAnswer(title, "missing")
     scored = recorded.scored
     text = ", ".join(scored.answer.labels) or scored.answer.text
-    outcome: Outcome = "partly"
+    outcome: ItemOutcome = "partly"
     if not scored.answer.valid:
         outcome = "invalid"
     elif scored.score in (0.0, 1.0):
@@ -86,7 +86,7 @@ class ItemFilter:
     methods: Sequence[str] = ()
     show: str = ""
     text: str = ""
-    rows: Sequence[Row] = field(default=(), kw_only=True)
+    rows: Sequence[ReportRow] = field(default=(), kw_only=True)
 
     @classmethod
     def of(cls, section: Section, methods: Sequence[str], show: str, text: str) -> ItemFilter:

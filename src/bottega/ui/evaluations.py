@@ -20,7 +20,16 @@ from bottega.pixels import media_type
 from bottega.ui.background import RELOAD_SECONDS, BackgroundComputations
 from bottega.ui.evaluation_items import DISAGREE, OUTCOMES, ItemFilter, answer_of
 from bottega.ui.evaluation_runs import LoadedRun, RunLibrary, changed_at
-from bottega.ui.pages import HEADERS, IMAGE_HEADERS, Link, Page, Renderer, Result, Visit, require
+from bottega.ui.pages import (
+    HEADERS,
+    IMAGE_HEADERS,
+    Link,
+    Page,
+    PageResult,
+    Renderer,
+    Visit,
+    require,
+)
 
 EVALUATIONS = Link("/evaluations", "Evaluations", for_admins=True)
 RUNS_SHOWN = 30  # per page
@@ -48,7 +57,7 @@ class EvaluationPages:
     library: RunLibrary | None
     background: BackgroundComputations = field(default_factory=BackgroundComputations)
 
-    def browse(self, visit: Visit) -> Result:
+    def browse(self, visit: Visit) -> PageResult:
         require(visit.user.sees_all, "see evaluations")
         first = visit.number("first", 0)
         found = {} if self.library is None else self.library.folders()
@@ -73,7 +82,7 @@ class EvaluationPages:
             },
         )
 
-    def show(self, visit: Visit) -> Result:
+    def show(self, visit: Visit) -> PageResult:
         opened = self._open(visit, traces=False)
         if opened is None:
             return _waiting(visit)
@@ -94,7 +103,7 @@ class EvaluationPages:
         values |= {"section": loaded.section, "chart": loaded.chart, "settings": settings}
         return Page("evaluation.html", values)
 
-    def items(self, visit: Visit) -> Result:
+    def items(self, visit: Visit) -> PageResult:
         opened = self._open(visit)
         if opened is None:
             return _waiting(visit)
@@ -122,7 +131,7 @@ class EvaluationPages:
             },
         )
 
-    def item(self, visit: Visit) -> Result:
+    def item(self, visit: Visit) -> PageResult:
         opened = self._open(visit)
         if opened is None:
             return _waiting(visit)
@@ -151,7 +160,7 @@ class EvaluationPages:
             },
         )
 
-    def image(self, visit: Visit) -> Result:
+    def image(self, visit: Visit) -> PageResult:
         library = self._library(visit)
         data = read_thumbnail(library.folder(visit.value("run")), visit.value("sha256"))
         if data is None:
@@ -161,7 +170,7 @@ class EvaluationPages:
             )
         return Response(data, 200, IMAGE_HEADERS, media_type(data))
 
-    def report(self, visit: Visit) -> Result:
+    def report(self, visit: Visit) -> PageResult:
         """Return the page of `bottega report`, which its own content security policy isolates from
         the console."""
         library, name = self._library(visit), visit.value("run")

@@ -21,7 +21,7 @@ from bottega.ui.sessions import ConsoleUser
 
 
 @dataclass(frozen=True)
-class Settings:
+class QuestionOptions:
     """Options of one question: model id, number of demonstrations (None: the tier's), whether the
     cache is searched, and whether the answer is stored. With `variant`, retrieval and router are
     those of a variant of the experiment."""
@@ -46,10 +46,10 @@ class Settings:
 
 
 @dataclass
-class Outcome:
+class CallOutcome:
     """Answer of the gateway, or its error. `trace` is None if no pipeline answered."""
 
-    settings: Settings
+    settings: QuestionOptions
     record: RequestRecord
     text: str = ""
     error: BottegaError | None = None
@@ -110,9 +110,9 @@ class GatewayClient:
         namespace: str,
         text: str,
         images: Sequence[Image],
-        settings: Settings,
+        settings: QuestionOptions,
         loop: asyncio.AbstractEventLoop,
-    ) -> Outcome:
+    ) -> CallOutcome:
         """Send a question with its images and return the outcome. Blocks: call it from another
         thread than that of `loop`, the event loop of the gateway."""
         work = self._ask(user, namespace, text, images, settings)
@@ -124,8 +124,8 @@ class GatewayClient:
         namespace: str,
         text: str,
         images: Sequence[Image],
-        settings: Settings,
-    ) -> Outcome:
+        settings: QuestionOptions,
+    ) -> CallOutcome:
         parts: list[object] = [
             {"type": "image_url", "image_url": {"url": await asyncio.to_thread(_data_url, image)}}
             for image in images
@@ -147,7 +147,7 @@ class GatewayClient:
             experiment=None,  # questions of the console are not part of it
         )
         record = RequestRecord(request_id())
-        outcome = Outcome(settings, record)
+        outcome = CallOutcome(settings, record)
         try:
             reply = await gateway.answer(record, settings.headers(namespace), read)
             choice = orjson.loads(reply.payload)["choices"][0]

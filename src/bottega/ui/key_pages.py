@@ -12,7 +12,7 @@ from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import Account
 from bottega.openai_api.errors import ApiError
-from bottega.ui.pages import Page, Redirect, Result, Visit, require
+from bottega.ui.pages import Page, PageResult, Redirect, Visit, require
 
 NUMBERS = {
     "requests_per_minute": int,
@@ -31,10 +31,10 @@ class KeyPages:
     accounts: Accounts
     ledger: Ledger
 
-    def browse(self, visit: Visit) -> Result:
+    def browse(self, visit: Visit) -> PageResult:
         return self._page(visit)
 
-    def add(self, visit: Visit) -> Result:
+    def add(self, visit: Visit) -> PageResult:
         settings = {
             "namespace": visit.value("namespace").strip(),
             "admin": visit.value("role") == "admin",
@@ -45,7 +45,7 @@ class KeyPages:
         account, token = self.accounts.add(visit.value("name").strip(), **settings)
         return self._page(visit, account, token)
 
-    def change(self, visit: Visit) -> Result:
+    def change(self, visit: Visit) -> PageResult:
         settings = {"can_store": visit.value("can_store") == "yes", **_limits(visit)}
         old = self.accounts.find(visit.part("id"))
         # The form cannot show these settings exactly: an unchanged field keeps them.
@@ -56,12 +56,12 @@ class KeyPages:
         account = self.accounts.update(visit.part("id"), **settings)
         return Redirect("/keys", f"Changed the key of {account.name}")
 
-    def rotate(self, visit: Visit) -> Result:
+    def rotate(self, visit: Visit) -> PageResult:
         hours = visit.number("keep_hours", 0, most=MAX_KEEP_HOURS)
         account, token = self.accounts.rotate(visit.part("id"), keep_seconds=hours * 3600.0)
         return self._page(visit, account, token)
 
-    def revoke(self, visit: Visit) -> Result:
+    def revoke(self, visit: Visit) -> PageResult:
         account = self.accounts.revoke(visit.part("id"))
         return Redirect("/keys", f"Revoked the key of {account.name}")
 

@@ -22,7 +22,7 @@ from bottega.ui.background import RELOAD_SECONDS
 from bottega.ui.base_analysis import NEIGHBOURS, BaseAnalyses, likely_wrong_labels, near_duplicates
 from bottega.ui.bases import NamespacePages, existing, paged, uploaded_image
 from bottega.ui.forms import MAX_FILES
-from bottega.ui.pages import Page, Renderer, Result, Visit
+from bottega.ui.pages import Page, PageResult, Renderer, Visit
 
 PAGE_SIZE = 60
 MAX_LISTED = 60
@@ -36,7 +36,7 @@ class KnowledgePages(NamespacePages):
 
     analyses: BaseAnalyses = field(default_factory=BaseAnalyses)
 
-    def browse(self, visit: Visit) -> Result:
+    def browse(self, visit: Visit) -> PageResult:
         """Show each label with one of its examples, or all examples of one label."""
         base = self.base(visit)
         if (other := self.elsewhere(visit, base, "/knowledge")) is not None:
@@ -56,14 +56,14 @@ class KnowledgePages(NamespacePages):
         values = {"found": shown, "tiles": tiles, "examples": len(base)}
         return self._page(visit, base, "knowledge.html", values)
 
-    def map(self, visit: Visit) -> Result:
+    def map(self, visit: Visit) -> PageResult:
         base = self.base(visit)
         found = self.analyses.map(base, visit.namespace)
         if found is None:
             return self._waiting(visit, base)
         return self._page(visit, base, "knowledge_map.html", {"map": found})
 
-    def duplicates(self, visit: Visit) -> Result:
+    def duplicates(self, visit: Visit) -> PageResult:
         base = self.base(visit)
         threshold = _threshold(visit)
         found = self.analyses.neighbourhood(base, visit.namespace)
@@ -80,7 +80,7 @@ class KnowledgePages(NamespacePages):
         }
         return self._page(visit, base, "knowledge_duplicates.html", values)
 
-    def wrong_labels(self, visit: Visit) -> Result:
+    def wrong_labels(self, visit: Visit) -> PageResult:
         base = self.base(visit)
         found = self.analyses.neighbourhood(base, visit.namespace)
         if found is None:
@@ -96,10 +96,10 @@ class KnowledgePages(NamespacePages):
         }
         return self._page(visit, base, "knowledge_wrong_labels.html", values)
 
-    def form(self, visit: Visit) -> Result:
+    def form(self, visit: Visit) -> PageResult:
         return self._form(visit, {})
 
-    def add(self, visit: Visit) -> Result:
+    def add(self, visit: Visit) -> PageResult:
         """Add images with the given label, else with the names of their folders as labels. The page
         lists the files that failed."""
         base = self.base(visit)

@@ -138,7 +138,7 @@ class Redirect:
     params: Mapping[str, str] = field(default_factory=dict)
 
 
-Result = Page | Redirect | Response
+PageResult = Page | Redirect | Response
 # Attribute of `ConsoleUser` that a change needs, with its description for errors.
 Right = Literal["can_edit", "can_store", "can_administer"]
 ACTIONS: Mapping[Right, str] = {
@@ -147,7 +147,7 @@ ACTIONS: Mapping[Right, str] = {
     "can_administer": "manage keys",
 }
 # A handler runs in a thread.
-Handler = Callable[[Visit], Result]
+Handler = Callable[[Visit], PageResult]
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from bottega.image import Image
 from bottega.openai_api.errors import ApiError
 from bottega.recording import stored_trace
 from bottega.types import Example, Query
-from bottega.ui.bases import OpenBase, open_for
-from bottega.ui.gateway_client import GatewayClient, Outcome, Settings
-from bottega.ui.pages import Page, Result, Visit, require
+from bottega.ui.bases import BaseOpener, open_for
+from bottega.ui.gateway_client import CallOutcome, GatewayClient, QuestionOptions
+from bottega.ui.pages import Page, PageResult, Visit, require
 
 MAX_SHOTS = 64
 MAX_IMAGE_BYTES = 64 << 20
@@ -23,12 +23,12 @@ class PlaygroundPage:
     None if the gateway serves a pipeline of Python code."""
 
     client: GatewayClient
-    open_base: OpenBase | None
+    open_base: BaseOpener | None
 
     def show(self, visit: Visit) -> Page:
         return self._page(visit)
 
-    def submit(self, visit: Visit) -> Result:
+    def submit(self, visit: Visit) -> PageResult:
         """Ask the question with one or two settings, or add it with its correct answer to the
         knowledge base."""
         text = visit.value("question").strip()
@@ -47,7 +47,7 @@ class PlaygroundPage:
             wanted.append(_settings(visit, "b"))
         namespace, loop = visit.namespace, visit.loop
 
-        def ask(settings: Settings) -> Outcome:
+        def ask(settings: QuestionOptions) -> CallOutcome:
             return self.client.ask(visit.user, namespace, text, images, settings, loop)
 
         with ThreadPoolExecutor(len(wanted)) as pool:
@@ -68,7 +68,9 @@ class PlaygroundPage:
         added = open_for(visit, self.open_base, check).add([example])
         return "Added to the knowledge base" if added.new else "Already in the knowledge base"
 
-    def _page(self, visit: Visit, outcomes: list[Outcome] | None = None, added: str = "") -> Page:
+    def _page(
+        self, visit: Visit, outcomes: list[CallOutcome] | None = None, added: str = ""
+    ) -> Page:
         results = [
             (one, None if one.trace is None else stored_trace(one.trace)) for one in outcomes or ()
         ]
@@ -93,9 +95,9 @@ class PlaygroundPage:
         )
 
 
-def _settings(visit: Visit, column: str) -> Settings:
+def _settings(visit: Visit, column: str) -> QuestionOptions:
     shots = visit.value(f"shots_{column}")
-    return Settings(
+    return QuestionOptions(
         visit.value(f"model_{column}", "bottega"),
         visit.number(f"shots_{column}", 0, most=MAX_SHOTS) if shots else None,
         retrieve=(retrieve := visit.value(f"retrieve_{column}")) != "no",

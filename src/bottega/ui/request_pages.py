@@ -26,9 +26,17 @@ from bottega.gateway.apis.feedback import FeedbackEndpoint
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
 from bottega.recording import StoredTrace, TraceStore
-from bottega.ui.gateway_client import GatewayClient, Settings
+from bottega.ui.gateway_client import GatewayClient, QuestionOptions
 from bottega.ui.overview import PERIODS
-from bottega.ui.pages import REPORT_HEADERS, Page, Redirect, Result, Visit, image_response, require
+from bottega.ui.pages import (
+    REPORT_HEADERS,
+    Page,
+    PageResult,
+    Redirect,
+    Visit,
+    image_response,
+    require,
+)
 
 PAGE_SIZE = 50
 STATES = get_args(State)
@@ -82,7 +90,7 @@ class RequestPages:
     client: GatewayClient | None = None
     feedback: FeedbackEndpoint | None = None
 
-    def browse(self, visit: Visit) -> Result:
+    def browse(self, visit: Visit) -> PageResult:
         chosen = RequestFilter.of(visit)
         if self.ledger is None or chosen.text:
             found, older = self._search(chosen)
@@ -101,7 +109,7 @@ class RequestPages:
             },
         )
 
-    def show(self, visit: Visit) -> Result:
+    def show(self, visit: Visit) -> PageResult:
         recorded = self._visible(visit)
         models = [] if self.client is None else self.client.models(visit.user)
         return Page(
@@ -123,13 +131,13 @@ class RequestPages:
             },
         )
 
-    def replay(self, visit: Visit) -> Result:
+    def replay(self, visit: Visit) -> PageResult:
         """Ask the question again, with the chosen model of the gateway."""
         recorded = self._visible(visit)
         if self.client is None or recorded.trace is None:
             raise ApiError("the question of this request is not stored", hint=STORE_HINT)
         images = [self._image(recorded, sha256) for sha256 in recorded.trace.images]
-        settings = Settings(visit.value("model", "bottega"))
+        settings = QuestionOptions(visit.value("model", "bottega"))
         outcome = self.client.ask(
             visit.user,
             recorded.entry.namespace,
@@ -144,7 +152,7 @@ class RequestPages:
         params = {"time": repr(record.begun)}
         return Redirect(f"/requests/{record.request_id}", "Asked again: see the new answer", params)
 
-    def rate(self, visit: Visit) -> Result:
+    def rate(self, visit: Visit) -> PageResult:
         """Store a rating or a correction, which becomes a pinned demonstration."""
         entry = self._visible(visit).entry
         if self.feedback is None:
@@ -162,11 +170,11 @@ class RequestPages:
             message = "Saved the correction as a pinned demonstration"
         return Redirect(f"/requests/{entry.request_id}", message, {"time": repr(entry.time)})
 
-    def image(self, visit: Visit) -> Result:
+    def image(self, visit: Visit) -> PageResult:
         image = self._image(self._visible(visit), visit.part("sha256"))
         return image_response(image, visit.number("side", 0, most=1024) or None)
 
-    def explanation(self, visit: Visit) -> Result:
+    def explanation(self, visit: Visit) -> PageResult:
         """Return the page of `bottega explain`, with the complete search tree."""
         recorded = self._visible(visit)
         if recorded.trace is None:

@@ -29,7 +29,7 @@ from bottega.openai_api.errors import ApiError
 from bottega.recording import TraceStore
 from bottega.recording.traces import TRACE_STORE
 from bottega.ui.application import common_routes, unknown_page
-from bottega.ui.bases import OpenBase
+from bottega.ui.bases import BaseOpener
 from bottega.ui.cache import CachePages, cache_routes
 from bottega.ui.evaluation_runs import RunLibrary
 from bottega.ui.evaluations import EVALUATIONS, evaluation_routes
@@ -104,7 +104,7 @@ class PageGuard:
 
 def standalone_app(
     runs: Sequence[Path],
-    open_base: OpenBase | None,
+    open_base: BaseOpener | None,
     traces: TraceStore | None,
     token: str,
     *,
@@ -132,7 +132,7 @@ def standalone_app(
 
 
 def request_routes(
-    renderer: Renderer, traces: TraceStore, open_base: OpenBase | None
+    renderer: Renderer, traces: TraceStore, open_base: BaseOpener | None
 ) -> list[Route]:
     def base_image(namespace: str, sha256: str) -> Image | None:
         return None if open_base is None else open_base(namespace).images([sha256]).get(sha256)

@@ -42,7 +42,7 @@ class AnnotatedQuestion:
     answers: tuple[str, ...]
 
 
-Make = Callable[[Row, str], AnnotatedQuestion]
+MakeQuestion = Callable[[Row, str], AnnotatedQuestion]
 
 
 def annotated_question(
@@ -56,7 +56,7 @@ def annotated_question(
 
 
 def read_questions(
-    rows: Iterable[NamedRow], make: Make, on_error: OnError | None
+    rows: Iterable[NamedRow], make: MakeQuestion, on_error: OnError | None
 ) -> list[AnnotatedQuestion]:
     """Parse rows; failing rows and repeated ids go to `on_error`.
 
@@ -95,7 +95,7 @@ def annotator_answers(row: Row, name: str) -> tuple[str, ...]:
     return texts({name: value}, name)
 
 
-def from_table(location: str) -> Make:
+def from_table(location: str) -> MakeQuestion:
     """Return a parser of rows with question_id, question, answers and an optional image."""
 
     def make(row: Row, source: str) -> AnnotatedQuestion:
@@ -248,7 +248,9 @@ def _parts(
     return both[0], both[1]
 
 
-def _maker(images: ImagesOf, options: Mapping[str, str], *, unpublished: bool = False) -> Make:
+def _maker(
+    images: ImagesOf, options: Mapping[str, str], *, unpublished: bool = False
+) -> MakeQuestion:
     def make(row: Row, source: str) -> AnnotatedQuestion:
         id = required(row, "question_id")
         answers = (UNPUBLISHED,) if unpublished else annotator_answers(row, "direct_answers")

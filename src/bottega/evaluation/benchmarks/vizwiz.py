@@ -10,7 +10,7 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.downloads import Downloads, required, text
 from bottega.evaluation.benchmarks.okvqa import (
     AnnotatedQuestion,
-    Make,
+    MakeQuestion,
     NamedRow,
     annotated_question,
     annotator_answers,
@@ -80,7 +80,7 @@ def _metrics(items: Sequence[AnnotatedQuestion]) -> tuple[Metric, ...]:
     return (*accuracy, Answerability(unanswerable, "ap"), Answerability(unanswerable, "f1"))
 
 
-def _tagged(make: Make) -> Make:
+def _tagged(make: MakeQuestion) -> MakeQuestion:
     def tagged(row: Row, source: str) -> AnnotatedQuestion:
         one = make(row, source)
         return replace(one, example=replace(one.example, tags={"answerable": _answerable(row)}))
@@ -94,7 +94,7 @@ def _answerable(row: Row) -> str:
     return text(row, "answerable") or str(int(kind != UNANSWERABLE))
 
 
-def _photographed(downloads: Downloads, split: str) -> Make:
+def _photographed(downloads: Downloads, split: str) -> MakeQuestion:
     folder = downloads.required(split, f"images/{split}", f"Images/{split}")
 
     def make(row: Row, source: str) -> AnnotatedQuestion:

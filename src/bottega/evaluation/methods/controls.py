@@ -18,7 +18,7 @@ from bottega.evaluation.examples import is_passage, labels_of
 from bottega.protocols import Prompter, Recorder
 from bottega.types import Example, Query
 
-Identity = tuple[str, tuple[str, ...]]
+QueryIdentity = tuple[str, tuple[str, ...]]
 Swap = Callable[[Query], Query]
 
 
@@ -60,7 +60,7 @@ def swap_question(data: Benchmark, *, seed: int) -> Swap:
 
 def _other_queries(
     data: Benchmark, kind: Callable[[Example], str], seed: int, problem: str
-) -> Mapping[Identity, Query]:
+) -> Mapping[QueryIdentity, Query]:
     """Map each item's query to a query of another kind; kinds are equally likely."""
     kinds: defaultdict[str, list[Query]] = defaultdict(list)
     for item in data.items:
@@ -78,7 +78,7 @@ def _other_queries(
     return others
 
 
-def _identity(query: Query) -> Identity:
+def _identity(query: Query) -> QueryIdentity:
     return query.text, image_hashes(query)
 
 

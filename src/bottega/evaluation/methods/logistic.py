@@ -27,14 +27,14 @@ MAX_ITERATIONS = 1000
 MAX_REFITS = 16
 ALL_LABELS = ""  # key of the model over all labels
 
-Targets = NDArray[np.int64]
+ClassIndices = NDArray[np.int64]
 
 
 class LogisticModel:
     """Multinomial logistic regression; with one class, a constant."""
 
-    def __init__(self, vectors: Vectors, targets: Targets, c: float) -> None:
-        self.classes: Targets = np.unique(targets)
+    def __init__(self, vectors: Vectors, targets: ClassIndices, c: float) -> None:
+        self.classes: ClassIndices = np.unique(targets)
         self._probabilities: Callable[[Vectors], NDArray[np.float64]] = _ones
         if len(self.classes) > 1:
             from sklearn.linear_model import LogisticRegression  # takes a second to import
@@ -51,7 +51,7 @@ class LogisticModel:
         return float(self.probabilities(vector[None])[0] @ (self.classes == target))
 
 
-def select_c(vectors: Vectors, targets: Targets, *, seed: int) -> float:
+def select_c(vectors: Vectors, targets: ClassIndices, *, seed: int) -> float:
     """Return the C of `C_VALUES` with the lowest log loss in five-fold cross-validation.
 
     The search ends at the first C that does not improve the loss, and uses at most `MAX_TUNED`
@@ -76,7 +76,7 @@ def select_c(vectors: Vectors, targets: Targets, *, seed: int) -> float:
     return best
 
 
-def _folds(targets: Targets, rng: np.random.Generator) -> Targets:
+def _folds(targets: ClassIndices, rng: np.random.Generator) -> ClassIndices:
     """Return the fold of each example, -1 for the only example of a class.
 
     Each class is spread over the folds, so no fold holds all of its examples.
@@ -92,7 +92,7 @@ def _folds(targets: Targets, rng: np.random.Generator) -> Targets:
 
 
 def _held_out_loss(
-    vectors: Vectors, targets: Targets, held_out: NDArray[np.bool_], c: float
+    vectors: Vectors, targets: ClassIndices, held_out: NDArray[np.bool_], c: float
 ) -> float:
     """Return the sum of the negative log probabilities of the held-out examples."""
     model = LogisticModel(vectors[~held_out], targets[~held_out], c)
@@ -169,7 +169,7 @@ class LogisticClassifier:
             for name, targets in problems.items()
         }
 
-    def _problems(self, data: LabelledVectors) -> dict[str, Targets]:
+    def _problems(self, data: LabelledVectors) -> dict[str, ClassIndices]:
         if self._multi_label:
             return {
                 name: np.array([name in some for some in data.labels], int) for name in self._names

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from bottega.evaluation.outcomes import method_title
-from bottega.evaluation.runs.runner import Result
+from bottega.evaluation.runs.runner import MethodResult
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 330, 62, 58, 14, 20
 STYLES = 8
@@ -31,7 +31,7 @@ OFFSET = 5.0
 
 @dataclass(frozen=True)
 class Point:
-    """Share with its 95 % interval at `x`; in a `Line`, all four are in pixels."""
+    """Share with its 95 % interval at `x`; in a `ChartLine`, all four are in pixels."""
 
     x: float
     value: float
@@ -53,7 +53,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """Series in pixels with its style."""
 
     name: str
@@ -76,7 +76,7 @@ class Chart:
 
     title: str
     x_title: str
-    lines: tuple[Line, ...]
+    lines: tuple[ChartLine, ...]
     x_ticks: tuple[tuple[str, float], ...]
     y_ticks: tuple[tuple[str, float], ...]
     front: str = ""
@@ -92,7 +92,7 @@ def by_shots(series: Sequence[Series], title: str) -> Chart:
     step = (WIDTH - RIGHT - LEFT) / max(len(shots), 1)
     positions = {k: LEFT + step * (i + 0.5) for i, k in enumerate(shots)}
     height, y_ticks = _heights(series)
-    lines: list[Line] = []
+    lines: list[ChartLine] = []
     for i, one in enumerate(series):
         offset = OFFSET * (i % STYLES - (min(len(series), STYLES) - 1) / 2)
         xs = (
@@ -102,7 +102,7 @@ def by_shots(series: Sequence[Series], title: str) -> Chart:
         )
         points = one.points[:1] * 2 if one.flat else one.points
         marks = tuple(_mark(point, x, height) for point, x in zip(points, xs, strict=True))
-        lines.append(Line(one.name, i % STYLES, one.flat, marks))
+        lines.append(ChartLine(one.name, i % STYLES, one.flat, marks))
     ticks = tuple((f"{k:g}", positions[k]) for k in shots)
     return Chart(title, "demonstrations (not to scale)", tuple(lines), ticks, y_ticks)
 
@@ -143,7 +143,7 @@ def _chart(
         offset = OFFSET / 2 * (i % STYLES - (min(len(series), STYLES) - 1) / 2)
         marks = tuple(_mark(point, position(point.x) + offset, height) for point in one.points)
         style = i if one.style is None else one.style
-        lines.append(Line(one.name, style % STYLES, False, marks))
+        lines.append(ChartLine(one.name, style % STYLES, False, marks))
     return Chart(title, x_title, tuple(lines), ticks, y_ticks)
 
 
@@ -156,7 +156,7 @@ def by_cost(series: Sequence[Series], title: str, x_title: str) -> Chart:
     x_of, x_ticks = _costs([point.x for point in points])
     height, y_ticks = _heights(series)
     lines = tuple(
-        Line(
+        ChartLine(
             one.name,
             i % STYLES,
             False,
@@ -238,10 +238,10 @@ def _tick(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def shot_series(results: Sequence[tuple[str, Result]]) -> list[Series]:
+def shot_series(results: Sequence[tuple[str, MethodResult]]) -> list[Series]:
     """Return one series for each name; a method without shots is flat. Results without a value are
     skipped."""
-    named: dict[str, list[Result]] = {}
+    named: dict[str, list[MethodResult]] = {}
     for name, result in results:
         if result.value is not None:
             named.setdefault(name, []).append(result)
@@ -258,7 +258,7 @@ def shot_series(results: Sequence[tuple[str, Result]]) -> list[Series]:
     ]
 
 
-def result_point(name: str, result: Result, x: float) -> Point:
+def result_point(name: str, result: MethodResult, x: float) -> Point:
     """Return the main figure of a result that has a value, as a point at `x`."""
     value, low, high = result.value or 0.0, result.low or 0.0, result.high or 0.0
     figure = f"{value:.3f} [{low:.3f}, {high:.3f}], n = {result.n}"

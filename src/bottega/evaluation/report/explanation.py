@@ -18,7 +18,7 @@ from bottega.evaluation.outcomes import ScoredAnswer
 from bottega.evaluation.report.charts import Chart, by_shots, shot_series
 from bottega.evaluation.report.payload import thumbnail
 from bottega.evaluation.runs.paired import PairedDifference
-from bottega.evaluation.runs.runner import Result
+from bottega.evaluation.runs.runner import MethodResult
 from bottega.image import Image
 from bottega.pixels import data_url
 from bottega.recording import StoredNode, StoredTrace
@@ -37,7 +37,7 @@ class DemoPart:
     results."""
 
     title: str
-    results: Sequence[Result]
+    results: Sequence[MethodResult]
     differences: Sequence[PairedDifference]
     scored: Sequence[ScoredAnswer]
     shown: Mapping[int, Sequence[Candidate]]
@@ -45,7 +45,7 @@ class DemoPart:
     note: str
 
     @property
-    def measured(self) -> list[Result]:
+    def measured(self) -> list[MethodResult]:
         return [row for row in self.results if row.value is not None]
 
     @property

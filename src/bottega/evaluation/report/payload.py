@@ -17,7 +17,7 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.report.runs import Demonstration, Item, RecordedAnswer
-from bottega.evaluation.report.sections import Row, Section
+from bottega.evaluation.report.sections import ReportRow, Section
 from bottega.evaluation.runs.run_store import BUSY_SECONDS, RUN_FILE
 from bottega.image import Image
 
@@ -157,7 +157,7 @@ def _item(item: Item, texts: _TextTable, positions: Mapping[str, int]) -> list[o
     ]
 
 
-def _answer(row: Row, index: int, texts: _TextTable, positions: Mapping[str, int]) -> object:
+def _answer(row: ReportRow, index: int, texts: _TextTable, positions: Mapping[str, int]) -> object:
     """Return a list for an answer, the error text for a failure, None for a missing item."""
     if index in row.failures:
         return texts.cut(row.failures[index], LONGEST_ASIDE)

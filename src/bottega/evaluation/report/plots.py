@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bottega._util.progress import Step
 from bottega.errors import require_extra
 from bottega.evaluation.report.charts import Series, pareto_front, result_point, shot_series
-from bottega.evaluation.report.sections import Row, Section
+from bottega.evaluation.report.sections import ReportRow, Section
 from bottega.evaluation.report.stream_sections import StreamSection, figures
 
 if TYPE_CHECKING:
@@ -47,22 +47,22 @@ def cost_axis(section: Section) -> str:
     return f"US dollars for {PER:,} items" if _priced(section.rows) else "tokens for one item"
 
 
-def _lines(section: Section) -> list[tuple[str, list[Row]]]:
+def _lines(section: Section) -> list[tuple[str, list[ReportRow]]]:
     """Group rows with a value by method."""
-    named: dict[str, list[Row]] = {}
+    named: dict[str, list[ReportRow]] = {}
     for row in section.rows:
         if row.result.value is not None:
             named.setdefault(f"{row.prefix}{row.result.method}", []).append(row)
     return list(named.items())
 
 
-def _priced(rows: Sequence[Row]) -> bool:
+def _priced(rows: Sequence[ReportRow]) -> bool:
     """Return whether all costs are known and some are not zero."""
     costs = [row.result.cost_usd for row in rows if row.result.n]
     return None not in costs and any(costs)
 
 
-def _cost(rows: Sequence[Row]) -> Callable[[Row], float]:
+def _cost(rows: Sequence[ReportRow]) -> Callable[[ReportRow], float]:
     if _priced(rows):
         return lambda row: PER * (row.per_item(row.result.cost_usd) or 0.0)
     return lambda row: row.per_item(row.tokens) or 0.0

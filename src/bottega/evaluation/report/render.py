@@ -36,7 +36,7 @@ from bottega.evaluation.report.runs import StoredRun, read_run
 from bottega.evaluation.report.sections import (
     Breakdown,
     Confusions,
-    Row,
+    ReportRow,
     Section,
     breakdowns,
     confusions,
@@ -77,10 +77,10 @@ class SectionView:
     errors: Sequence[tuple[str, int]]
 
     @property
-    def unfinished(self) -> list[Row]:
+    def unfinished(self) -> list[ReportRow]:
         return [row for row in self.section.rows if row.result.failed or row.result.missing]
 
-    def published(self, row: Row, column: str) -> float | None:
+    def published(self, row: ReportRow, column: str) -> float | None:
         """Return the published value of this method by the main metric."""
         return next(
             (one.value for one in self.references if one.column == column and _matches(one, row)),
@@ -174,7 +174,7 @@ def _section_view(section: Section) -> SectionView:
     )
 
 
-def _matches(one: Reference, row: Row) -> bool:
+def _matches(one: Reference, row: ReportRow) -> bool:
     return (
         row.result.method in one.ours
         and row.result.metric in one.metrics

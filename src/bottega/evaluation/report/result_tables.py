@@ -12,7 +12,7 @@ from bottega.evaluation.methods.retrieval import EXCLUSION_RULE
 from bottega.evaluation.metrics.intervals import bounds
 from bottega.evaluation.report.references import references
 from bottega.evaluation.report.runs import StoredRun
-from bottega.evaluation.report.sections import Row, Section, demonstration_texts
+from bottega.evaluation.report.sections import ReportRow, Section, demonstration_texts
 from bottega.evaluation.report.stream_sections import COLUMNS as STREAM_COLUMNS
 from bottega.evaluation.report.stream_sections import THIRDS, StreamSection, csv_rows
 from bottega.evaluation.report.visual_rag_figures import average_rows, efficiency
@@ -148,7 +148,7 @@ def streams_as_markdown(section: StreamSection) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _lines(section: Section, row: Row) -> Iterator[tuple[object, ...]]:
+def _lines(section: Section, row: ReportRow) -> Iterator[tuple[object, ...]]:
     r = row.result
     names = (section.benchmark, row.run, row.model, r.method, r.shots)
     counts = (section.item_count, r.n, r.failed, r.missing, r.invalid)

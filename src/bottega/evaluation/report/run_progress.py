@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bottega.errors import NotFoundError, StoreError
-from bottega.evaluation.report.runs import Key, in_table_order, opened_run
+from bottega.evaluation.report.runs import AnswerKey, in_table_order, opened_run
 from bottega.evaluation.runs.run_store import FILE, ORDERS, PLANNED, is_running
 from bottega.evaluation.streams.stream_plan import StreamConfig
 
-State = Literal["running", "finished", "incomplete"]
+ProgressState = Literal["running", "finished", "incomplete"]
 # Identity of a run's content: modification times in nanoseconds and sizes of its files.
 FileState = tuple[tuple[int, int], ...]
 COUNTS = "SELECT method, shots, count(*) FROM {} GROUP BY method, shots"
@@ -28,9 +28,9 @@ class RunProgress:
     model: str
     is_stream: bool
     items: int
-    methods: tuple[Key, ...]
-    answered: Mapping[Key, int]
-    failed: Mapping[Key, int]
+    methods: tuple[AnswerKey, ...]
+    answered: Mapping[AnswerKey, int]
+    failed: Mapping[AnswerKey, int]
     running: bool
 
     @property
@@ -46,7 +46,7 @@ class RunProgress:
         return self.items * len(self.methods)
 
     @property
-    def state(self) -> State:
+    def state(self) -> ProgressState:
         if self.running:
             return "running"
         return "finished" if self.done >= self.planned > 0 else "incomplete"
@@ -94,13 +94,13 @@ def file_state(folder: Path) -> FileState:
     return tuple(found)
 
 
-def _planned(settings: Mapping[str, Any]) -> Sequence[Key]:
+def _planned(settings: Mapping[str, Any]) -> Sequence[AnswerKey]:
     if ORDERS in settings:
         config = StreamConfig.from_record(settings)
         return [(stream.name, config.shots) for stream in config.streams()]
     return [(name, shots) for name, shots in settings.get(PLANNED, ())]
 
 
-def _counts(connection: sqlite3.Connection, table: str) -> dict[Key, int]:
+def _counts(connection: sqlite3.Connection, table: str) -> dict[AnswerKey, int]:
     rows = connection.execute(COUNTS.format(table))
     return {(method, shots): count for method, shots, count in rows}

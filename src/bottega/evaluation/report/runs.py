@@ -21,7 +21,7 @@ from bottega.image import path_text
 from bottega.types import Answer, Example, Query
 
 # Name of a method and its number of demonstrations.
-Key = tuple[str, int]
+AnswerKey = tuple[str, int]
 
 
 class Demonstration(NamedTuple):
@@ -63,12 +63,12 @@ class StoredRun:
     folder: Path
     settings: Mapping[str, Any]
     items: tuple[Item, ...]
-    answers: Mapping[Key, Mapping[int, RecordedAnswer]]
-    failures: Mapping[Key, Mapping[int, str]]
+    answers: Mapping[AnswerKey, Mapping[int, RecordedAnswer]]
+    failures: Mapping[AnswerKey, Mapping[int, str]]
     thumbnails: Mapping[str, bytes]
 
     @property
-    def methods(self) -> tuple[Key, ...]:
+    def methods(self) -> tuple[AnswerKey, ...]:
         """Return the methods in table order."""
         return in_table_order({*self.answers, *self.failures})
 
@@ -123,11 +123,11 @@ def opened_run(folder: Path) -> Iterator[tuple[sqlite3.Connection, dict[str, Any
         yield connection, {key: orjson.loads(value) for key, value in settings.items()}
 
 
-def in_table_order(keys: Iterable[Key]) -> tuple[Key, ...]:
+def in_table_order(keys: Iterable[AnswerKey]) -> tuple[AnswerKey, ...]:
     return tuple(sorted(keys, key=_rank))
 
 
-def _rank(key: Key) -> tuple[int, str, int]:
+def _rank(key: AnswerKey) -> tuple[int, str, int]:
     method, shots = key
     return list(METHODS).index(method) if method in METHODS else len(METHODS), method, shots
 
@@ -154,8 +154,8 @@ def _items(connection: sqlite3.Connection) -> Iterator[Item]:
 
 def _answers(
     connection: sqlite3.Connection, items: tuple[Item, ...], trace_column: str
-) -> dict[Key, dict[int, RecordedAnswer]]:
-    found: defaultdict[Key, dict[int, RecordedAnswer]] = defaultdict(dict)
+) -> dict[AnswerKey, dict[int, RecordedAnswer]]:
+    found: defaultdict[AnswerKey, dict[int, RecordedAnswer]] = defaultdict(dict)
     rows = connection.execute(
         f"SELECT method, shots, place, answer, scores, seconds, {trace_column}, tier, calls,"
         " prompt_tokens, completion_tokens, cost_usd FROM answers ORDER BY method, shots, place"
@@ -193,8 +193,8 @@ def _trace_parts(trace: str | None) -> tuple[str, tuple[str, ...], tuple[Demonst
     return row["id"], tuple(intern(one["text"]) for one in row["completions"]), shown
 
 
-def _failures(connection: sqlite3.Connection) -> dict[Key, dict[int, str]]:
-    found: defaultdict[Key, dict[int, str]] = defaultdict(dict)
+def _failures(connection: sqlite3.Connection) -> dict[AnswerKey, dict[int, str]]:
+    found: defaultdict[AnswerKey, dict[int, str]] = defaultdict(dict)
     for method, shots, index, error in connection.execute(
         "SELECT method, shots, place, error FROM failures ORDER BY place"
     ):

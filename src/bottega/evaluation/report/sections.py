@@ -15,7 +15,7 @@ from bottega.evaluation.metrics.intervals import Estimate, mean
 from bottega.evaluation.metrics.metric import Judgement, MacroF1, NotScored, macro_f1
 from bottega.evaluation.metrics.vqa import Answerability
 from bottega.evaluation.outcomes import ScoredAnswer, method_title
-from bottega.evaluation.report.runs import Item, Key, RecordedAnswer, StoredRun
+from bottega.evaluation.report.runs import AnswerKey, Item, RecordedAnswer, StoredRun
 from bottega.evaluation.runs.paired import (
     PairedDifference,
     compare,
@@ -23,7 +23,7 @@ from bottega.evaluation.runs.paired import (
     paired_differences,
 )
 from bottega.evaluation.runs.run_store import SHOWN
-from bottega.evaluation.runs.runner import Figure, Result, summarize
+from bottega.evaluation.runs.runner import Figure, MethodResult, summarize
 from bottega.types import Example
 
 MAX_GROUPS = 40
@@ -66,7 +66,7 @@ class Breakdown:
 class Confusions:
     """Confusion matrix: `counts[i][j]` items of label i have the answer of column j."""
 
-    row: Row
+    row: ReportRow
     labels: tuple[str, ...]
     columns: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]
@@ -106,7 +106,7 @@ def confusions(section: Section) -> Confusions | None:
     )
 
 
-def best(rows: Sequence[Row]) -> Row | None:
+def best(rows: Sequence[ReportRow]) -> ReportRow | None:
     """Return the best row by the metric; rows without a model only if there are no others."""
     scored = [row for row in rows if row.result.value is not None]
     with_model = [row for row in scored if row.result.calls] or scored
@@ -147,7 +147,7 @@ def _breakdown(
 
 
 def _cells(
-    row: Row, groups_of: Callable[[Example], tuple[str, ...]], names: set[str]
+    row: ReportRow, groups_of: Callable[[Example], tuple[str, ...]], names: set[str]
 ) -> dict[str, Cell]:
     scores: defaultdict[str, list[float]] = defaultdict(list)
     for one in row.scored:
@@ -165,7 +165,7 @@ ANSWERABILITY: Mapping[str, Literal["ap", "f1"]] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """Method of a run; `title` includes the run if it is `one_of_several` in its section.
 
     The `seconds` of its result are the sum over concurrent answers.
@@ -174,7 +174,7 @@ class Row:
     run: str
     one_of_several: bool
     model: str
-    result: Result
+    result: MethodResult
     answers: Mapping[int, RecordedAnswer]
     failures: Mapping[int, str]
 
@@ -210,7 +210,7 @@ class Section:
     benchmark: str
     items: tuple[Item, ...]
     metrics: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
     pairs: tuple[PairedDifference, ...]
     runs: Mapping[str, StoredRun]
 
@@ -286,17 +286,21 @@ def _section(runs: Mapping[str, StoredRun], step: Step) -> Section:
     )
 
 
-def _row(name: str, several: bool, run: StoredRun, key: Key) -> Row:
+def _row(name: str, several: bool, run: StoredRun, key: AnswerKey) -> ReportRow:
     answers, failures = run.answers.get(key, {}), run.failures.get(key, {})
     model = "no model" if _calls_no_model(answers) else str(run.settings["model"])
-    return Row(name, several, model, _result(run, key, answers, len(failures)), answers, failures)
+    return ReportRow(
+        name, several, model, _result(run, key, answers, len(failures)), answers, failures
+    )
 
 
 def _calls_no_model(answers: Mapping[int, RecordedAnswer]) -> bool:
     return bool(answers) and not any(recorded.scored.calls for recorded in answers.values())
 
 
-def _result(run: StoredRun, key: Key, answers: Mapping[int, RecordedAnswer], failed: int) -> Result:
+def _result(
+    run: StoredRun, key: AnswerKey, answers: Mapping[int, RecordedAnswer], failed: int
+) -> MethodResult:
     scored = [recorded.scored for recorded in answers.values()]
     metrics: list[str] = run.settings["metrics"]
     found = {name: estimate(name, i, scored, _seed(run)) for i, name in enumerate(metrics)}
@@ -312,7 +316,7 @@ def _result(run: StoredRun, key: Key, answers: Mapping[int, RecordedAnswer], fai
     )
 
 
-def _within(rows: Sequence[Row]) -> list[PairedDifference]:
+def _within(rows: Sequence[ReportRow]) -> list[PairedDifference]:
     """Return the comparisons of `bottega eval`, differences to the reference method first."""
     compared: list[tuple[str, PairedDifference]] = []
     for name in dict.fromkeys(row.run for row in rows):
@@ -326,7 +330,7 @@ def _within(rows: Sequence[Row]) -> list[PairedDifference]:
     ]
 
 
-def _across(rows: Sequence[Row], seed: int) -> list[PairedDifference]:
+def _across(rows: Sequence[ReportRow], seed: int) -> list[PairedDifference]:
     """Compare each method at equal shots between a run and the previous one."""
     compared: list[PairedDifference] = []
     for key in dict.fromkeys((row.result.method, row.result.shots) for row in rows):
@@ -341,7 +345,7 @@ def _across(rows: Sequence[Row], seed: int) -> list[PairedDifference]:
     return compared
 
 
-def compare_rows(section: Section, ours: Row, theirs: Row) -> PairedDifference | None:
+def compare_rows(section: Section, ours: ReportRow, theirs: ReportRow) -> PairedDifference | None:
     """Compare two rows on the items that both answered. Return None if there are none, and for
     metrics of a whole set."""
     if ours.result.metric.startswith(SET_METRICS):

@@ -52,7 +52,7 @@ class StreamSection:
 
 
 @dataclass(frozen=True)
-class Figure:
+class StreamFigure:
     """Figure of a section: series over shares (`by_share`) or over parts of the stream."""
 
     title: str
@@ -93,23 +93,23 @@ def stream_section(name: str, run: StoredRun) -> StreamSection:
     return StreamSection(name, run, config, results, tuple(points), tuple(trends), len(streams))
 
 
-def figures(section: StreamSection) -> Iterator[Figure]:
+def figures(section: StreamSection) -> Iterator[StreamFigure]:
     """Yield the figures that the run has points for."""
     metric = section.metric
     share = "share of the items that the apprentice may answer"
     for part, names in _readable_parts(section):
         points = [point for point in section.points if point.curve in names]
-        yield Figure(
+        yield StreamFigure(
             f"{metric} of all answers (Fig. 5){part}",
             share,
             _by_share(points, lambda point: point.accuracy),
         )
         if gains := _by_share(points, lambda point: point.gain):
-            yield Figure(f"gain of the apprentice over no cache (Fig. 6){part}", share, gains)
+            yield StreamFigure(f"gain of the apprentice over no cache (Fig. 6){part}", share, gains)
     main = [stream.curve.name for stream in section.results if stream.curve.control is None]
     for curve in dict.fromkeys(main):
         if thirds := _by_third([point for point in section.points if point.curve == curve]):
-            yield Figure(
+            yield StreamFigure(
                 f"gain of the apprentice by third of the stream (Fig. 7): {curve}",
                 "part of the stream",
                 thirds,
@@ -120,7 +120,7 @@ def figures(section: StreamSection) -> Iterator[Figure]:
         series = _cumulative(section, rate)
         for part, names in _readable_parts(section):
             if shown := tuple(one for one in series if one.name in names):
-                yield Figure(
+                yield StreamFigure(
                     f"{metric} of all answers so far, master {rate:g}{part}",
                     "items answered",
                     shown,

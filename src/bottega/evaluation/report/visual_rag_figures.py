@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bottega.evaluation.metrics.intervals import Estimate, resampled
-from bottega.evaluation.report.sections import SET_METRICS, Row, Section
+from bottega.evaluation.report.sections import SET_METRICS, ReportRow, Section
 
 MANY_SHOT = ("random", "balanced")
 RETRIEVED = ("visual-rag", "top-k")
@@ -83,7 +83,7 @@ def efficiency(section: Section) -> list[Efficiency]:
     return found
 
 
-def _by_shots(rows: Sequence[Row], run: str, method: str) -> dict[int, Row]:
+def _by_shots(rows: Sequence[ReportRow], run: str, method: str) -> dict[int, ReportRow]:
     return {
         row.result.shots: row
         for row in rows
@@ -92,7 +92,7 @@ def _by_shots(rows: Sequence[Row], run: str, method: str) -> dict[int, Row]:
 
 
 def _compared(
-    method: str, many: str, ours: Mapping[int, Row], theirs: Mapping[int, Row]
+    method: str, many: str, ours: Mapping[int, ReportRow], theirs: Mapping[int, ReportRow]
 ) -> Efficiency:
     rows = [*ours.values(), *theirs.values()]
     items = sorted(set.intersection(*(set(row.answers) for row in rows)))
@@ -108,7 +108,7 @@ def _compared(
     )
 
 
-def _scores(rows: Iterable[Row], items: Sequence[int]) -> NDArray[np.float64]:
+def _scores(rows: Iterable[ReportRow], items: Sequence[int]) -> NDArray[np.float64]:
     return np.array([[row.answers[index].scored.score for index in items] for row in rows])
 
 

@@ -17,9 +17,9 @@ from bottega.evaluation.metrics.intervals import (
 )
 from bottega.evaluation.metrics.metric import NotScored
 from bottega.evaluation.outcomes import ScoredAnswer, method_title
-from bottega.evaluation.runs.runner import Result
+from bottega.evaluation.runs.runner import MethodResult
 
-ScoredRun = tuple[Result, Sequence[ScoredAnswer]]
+ScoredRun = tuple[MethodResult, Sequence[ScoredAnswer]]
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Result:
+class MethodResult:
     """Result of a method: one row of the table.
 
     `n` counts answered items, invalid replies included. `failed` items (no answer from the
@@ -77,7 +77,7 @@ def summarize(
     failed: int,
     seconds: float,
     seed: int,
-) -> Result:
+) -> MethodResult:
     """Return the result of a method at its number of shots (`key`).
 
     `figures` may include that of the main `metric`; the calibration error is added to the others.
@@ -87,7 +87,7 @@ def summarize(
     also = [figure for figure in figures if figure is not main]
     also += [] if calibrated is None else [_figure(calibrated.name, calibrated.error)]
     costs = [s.cost_usd for s in scored if s.cost_usd is not None]
-    return Result(
+    return MethodResult(
         method=key[0],
         shots=key[1],
         n=len(scored),
@@ -132,7 +132,7 @@ async def evaluate(
     *,
     done: Callable[[ScoredAnswer | None], None] = lambda scored: None,
     progress: Progress = False,
-) -> tuple[Result, list[ScoredAnswer]]:
+) -> tuple[MethodResult, list[ScoredAnswer]]:
     """Run a method over all items that the store lacks; stop when the budget is spent.
 
     `done` receives each answer, stored ones included, and None for each failure. `progress=True`

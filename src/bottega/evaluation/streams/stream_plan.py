@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from bottega._util.locations import StoreLocation
 from bottega.errors import SettingError
-from bottega.knowledge.index.vector_index import Metric
+from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.recipes.cache_retrieval import RetrievalName
 
 Start = Literal["none", "cold", "warm"]
@@ -130,7 +130,7 @@ class StreamConfig:
     stop: tuple[str, ...] = ()
     synonyms: Path | None = None
     phases: int = 1
-    metric: Metric = "cosine"
+    metric: VectorMetric = "cosine"
     seed: int = 0
 
     def streams(self) -> list[Stream]:

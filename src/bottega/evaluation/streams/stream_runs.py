@@ -21,7 +21,7 @@ from bottega.evaluation.streams.growing_cache import StreamResult
 from bottega.evaluation.streams.stream_plan import UNLIMITED, Curve, RouterName, Start, Stream
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.eviction import EVICTIONS
-from bottega.knowledge.index.vector_index import Metric
+from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.protocols import Pricer, Retriever, Router, Tier
 from bottega.recipes import cache_of_thought
@@ -55,7 +55,7 @@ class StreamSetup:
     cold: int = 0
     router: RouterName = "coin"
     capacity: int | None = None
-    metric: Metric = "cosine"
+    metric: VectorMetric = "cosine"
     sampling: Sampling | None = None
     price: Pricer | None = None
     seed: int = 0

@@ -50,7 +50,7 @@ Estimator = Callable[[Floats, float], SequentialEstimate | None]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class VariantComparison:
     """Means of the variants a and b and their difference, b minus a. Each of the three intervals
     holds at all times together with 95 % probability; None without values."""
 
@@ -69,7 +69,7 @@ class ExperimentReport:
     experiment: str
     requests: tuple[int, int]
     replayed: tuple[int, int]
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[VariantComparison, ...]
 
 
 def experiment_report(
@@ -117,7 +117,7 @@ def _counts(rows: Sequence[SqlRow], state: str | None = None) -> tuple[int, int]
     return found.count("a"), found.count("b")
 
 
-def _compared(metric: str, rows: Sequence[SqlRow], estimate: Estimator) -> Comparison:
+def _compared(metric: str, rows: Sequence[SqlRow], estimate: Estimator) -> VariantComparison:
     """Compare the values of the variants, in the order of their times."""
     values = [
         np.array([float(row[1]) for row in rows if row[0].endswith(f":{variant}")], np.float64)
@@ -125,4 +125,4 @@ def _compared(metric: str, rows: Sequence[SqlRow], estimate: Estimator) -> Compa
     ]
     a, b = (estimate(one, ALPHA) for one in values)
     halves = (estimate(one, ALPHA / 2) for one in values)
-    return Comparison(metric, a, b, difference(*halves))
+    return VariantComparison(metric, a, b, difference(*halves))

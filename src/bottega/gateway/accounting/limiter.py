@@ -143,11 +143,11 @@ class _TokenBucket:
     at: float
 
 
-class BudgetError(ApiError):
+class AccountBudgetError(ApiError):
     """The key's monthly budget does not allow another upstream call."""
 
 
-class LimitsUnavailableError(BudgetError):
+class LimitsUnavailableError(AccountBudgetError):
     """A server that the limits of the key need does not answer."""
 
 
@@ -162,7 +162,8 @@ class Limiter(Protocol):
     """
 
     async def admit(self, account: Account) -> float | None:
-        """Return None for an admitted request, else the seconds to wait. Raises `BudgetError`."""
+        """Return None for an admitted request, else the seconds to wait. Raises
+        `AccountBudgetError`."""
         ...
 
     async def reserve(self, reservation: Reservation, usd: float) -> None: ...
@@ -223,8 +224,8 @@ class LocalLimiter(Limiter):
         return spent
 
 
-def budget_reserved(account: Account) -> BudgetError:
-    return BudgetError(
+def budget_reserved(account: Account) -> AccountBudgetError:
+    return AccountBudgetError(
         "this key's other requests have reserved the rest of its budget of"
         f" {account.usd_per_month:g} USD",
         status=429,
@@ -235,8 +236,8 @@ def budget_reserved(account: Account) -> BudgetError:
     )
 
 
-def budget_spent(account: Account) -> BudgetError:
-    return BudgetError(
+def budget_spent(account: Account) -> AccountBudgetError:
+    return AccountBudgetError(
         f"this key's budget of {account.usd_per_month:g} USD for this month is spent",
         status=429,
         type="insufficient_quota",
@@ -266,8 +267,8 @@ class Reservation:
         return self.reserved + self.paid
 
     async def reserve(self, usd: float) -> None:
-        """Reserve the expected cost of the next upstream call. Raises `BudgetError` if it does not
-        fit."""
+        """Reserve the expected cost of the next upstream call. Raises `AccountBudgetError` if it
+        does not fit."""
         await self._limiter.reserve(self, usd)
 
     def settle(self, usd: float) -> None:

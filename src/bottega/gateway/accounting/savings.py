@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from bottega._util.sql_tables import SqlRow, optional
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_schema import CURRENT_RULES, DAY, since_values, sums_since
+from bottega.gateway.accounting.sequential import Floats
 from bottega.routing.benefit_gate import AgreementPair, ShadowQuality, shadow_quality
 
-Floats = NDArray[np.float64]
 MASTER = "master"
 RESAMPLES = 2000
 BOOTSTRAP_SIZE = 100_000  # costs that are drawn at once
@@ -27,7 +26,7 @@ ZEROS = np.zeros(RESAMPLES + 1)
 
 
 @dataclass(frozen=True)
-class Estimate:
+class SavingsEstimate:
     """Value with its 95 % interval, which is None if `n` is too small for one."""
 
     value: float
@@ -45,8 +44,8 @@ class MasterOnlyCost:
     of answers in these means. `usd` includes the servers of the master. `saved` is `usd` minus the
     amount spent and the cost of all servers."""
 
-    usd: Estimate
-    saved: Estimate
+    usd: SavingsEstimate
+    saved: SavingsEstimate
     estimated: int
     pooled: int
 
@@ -154,12 +153,12 @@ def _means(answers: Mapping[str, AnswerCosts]) -> dict[str, Floats]:
     return means
 
 
-def _estimate(means: Floats, n: int, *, interval: bool) -> Estimate:
+def _estimate(means: Floats, n: int, *, interval: bool) -> SavingsEstimate:
     """Return the estimate of an array from `_means`."""
     if not interval:
-        return Estimate(float(means[0]), None, None, n)
+        return SavingsEstimate(float(means[0]), None, None, n)
     low, high = np.percentile(means[1:], [2.5, 97.5])
-    return Estimate(float(means[0]), float(low), float(high), n)
+    return SavingsEstimate(float(means[0]), float(low), float(high), n)
 
 
 # Up to this many master answers in a namespace each cost is read; above, only their sums.

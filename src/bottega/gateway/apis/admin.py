@@ -61,7 +61,7 @@ MAX_REPORTED = 100
 IN_MEMORY = 1024 * 1024
 
 # A handler runs in a thread and returns a response or a document for JSON.
-Handler = Callable[[Request], object]
+AdminHandler = Callable[[Request], object]
 AsyncHandler = Callable[[Request, Account], Awaitable[object]]
 
 
@@ -79,7 +79,7 @@ def admin_routes(
     Both are called in threads. The handlers raise `ApiError`."""
     admin = _Admin(accounts, ledger, open_cache, forget, max_import)
 
-    def threaded(handler: Handler) -> AsyncHandler:
+    def threaded(handler: AdminHandler) -> AsyncHandler:
         return lambda request, _: asyncio.to_thread(handler, request)
 
     handlers: list[tuple[str, str, AsyncHandler]] = [

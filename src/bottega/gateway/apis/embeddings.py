@@ -15,7 +15,7 @@ from bottega._util.tracing import span
 from bottega.errors import EmbeddingError
 from bottega.gateway.apis.translation import FieldNames, encode_body, text_field, typed, unsupported
 from bottega.gateway.errors import unknown_model
-from bottega.gateway.ports import ReadBody, Reply, RequestRecord
+from bottega.gateway.ports import HttpReply, ReadBody, RequestRecord
 from bottega.gateway.request.chat import Gateway
 from bottega.gateway.request.reading import read_images
 from bottega.image import Image
@@ -41,7 +41,7 @@ class EmbeddingsEndpoint:
 
     async def answer(
         self, record: RequestRecord, headers: Mapping[str, str], body: ReadBody
-    ) -> Reply:
+    ) -> HttpReply:
         gateway = self.gateway
         await gateway.admit(record, headers)
         given = typed(gateway.limits.parse(await body()), dict, "", "an object")
@@ -72,7 +72,7 @@ class EmbeddingsEndpoint:
         except EmbeddingError as error:
             raise ApiError(str(error), param="input", hint=error.hint) from error
         payload = _payload(vectors, request, given.get("encoding_format") == "base64")
-        return Reply({}, payload)
+        return HttpReply({}, payload)
 
 
 def _inputs(given: Body) -> list[object]:

@@ -18,12 +18,12 @@ from bottega.gateway.apis.translation import (
     object_field,
     stateless,
 )
-from bottega.gateway.ports import Answer, RequestRecord
+from bottega.gateway.ports import AnswerHandler, RequestRecord
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.response import finish_reason, joined_text, parse_usage
 from bottega.openai_api.streams import add_call
 
-Block = dict[str, object]
+ContentBlock = dict[str, object]
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 STOP_REASONS = {
     "length": "max_tokens",
@@ -52,7 +52,7 @@ NAMES = {
 }
 
 
-def messages_endpoint(chat: Answer) -> TranslatedEndpoint[MessagesTranslation]:
+def messages_endpoint(chat: AnswerHandler) -> TranslatedEndpoint[MessagesTranslation]:
     """Return the handler of the Messages API on top of `chat`, that of chat completions."""
     return TranslatedEndpoint(
         chat,
@@ -63,7 +63,7 @@ def messages_endpoint(chat: Answer) -> TranslatedEndpoint[MessagesTranslation]:
     )
 
 
-def token_count_endpoint(count: Answer) -> TranslatedEndpoint[MessagesTranslation]:
+def token_count_endpoint(count: AnswerHandler) -> TranslatedEndpoint[MessagesTranslation]:
     """Return the handler that counts a request's tokens on top of `count`, that of a chat body,
     which replies `input_tokens`."""
     return TranslatedEndpoint(
@@ -83,13 +83,13 @@ def error_body(error: ApiError) -> bytes:
     return orjson.dumps(_error(error.status, given))
 
 
-def _error(status: int, error: Mapping[str, object]) -> Block:
+def _error(status: int, error: Mapping[str, object]) -> ContentBlock:
     other = "invalid_request_error" if 400 <= status < 500 else "api_error"
     fields = {"type": ERROR_TYPES.get(status, other), "message": error.get("message")}
     return {"type": "error", "error": fields}
 
 
-def _message(record: RequestRecord, model: str, content: list[Block]) -> Block:
+def _message(record: RequestRecord, model: str, content: list[ContentBlock]) -> ContentBlock:
     return {
         "id": f"msg_{record.request_id.removeprefix('req_')}",
         "type": "message",
@@ -125,7 +125,7 @@ def _message_text(message: Mapping[str, Any]) -> str:
     return joined_text(content, "text") or refusal or ""
 
 
-def _text_block(text: str) -> Block:
+def _text_block(text: str) -> ContentBlock:
     return {"type": "text", "text": text}
 
 
@@ -137,7 +137,7 @@ def _stop_reason(finish: object, has_calls: bool, message: Mapping[str, Any]) ->
     return STOP_REASONS.get(finish_reason(finish), other)
 
 
-def _usage(usage: object) -> Block:
+def _usage(usage: object) -> ContentBlock:
     """Return the token counts; input tokens exclude those that were read from a cache."""
     counts = parse_usage({"usage": usage if isinstance(usage, dict) else {}})
     return {
@@ -148,7 +148,7 @@ def _usage(usage: object) -> Block:
     }
 
 
-def _tool_use(call: Mapping[str, object], record: RequestRecord, number: int) -> Block:
+def _tool_use(call: Mapping[str, object], record: RequestRecord, number: int) -> ContentBlock:
     """Return the block of a complete call; its id and name come from the upstream. Arguments that
     are no JSON object are passed on as a text, as are those with brackets nested deeper than orjson
     encodes."""
@@ -180,7 +180,7 @@ class MessageEvents:
     _is_begun: bool = False
     _is_text_open: bool = False
     _is_refusal: bool = False
-    _calls: list[Block] = field(default_factory=list)
+    _calls: list[ContentBlock] = field(default_factory=list)
     _finish: object = None
     _usage: object = None
 
@@ -228,10 +228,10 @@ class MessageEvents:
             yield self._open_block(_text_block(""))
         yield self._delta({"type": "text_delta", "text": text})
 
-    def _open_block(self, block: Block) -> bytes:
+    def _open_block(self, block: ContentBlock) -> bytes:
         return _event("content_block_start", index=self._blocks, content_block=block)
 
-    def _delta(self, delta: Block) -> bytes:
+    def _delta(self, delta: ContentBlock) -> bytes:
         return _event("content_block_delta", index=self._blocks, delta=delta)
 
     def _close_block(self) -> bytes:

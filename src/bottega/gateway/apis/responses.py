@@ -21,13 +21,13 @@ from bottega.gateway.apis.translation import (
     object_field,
     optional_field,
 )
-from bottega.gateway.ports import Answer, RequestRecord
+from bottega.gateway.ports import AnswerHandler, RequestRecord
 from bottega.gateway.request.response_store import ResponseStore, not_stored
 from bottega.openai_api.request import Body
 from bottega.openai_api.response import finish_reason, joined_text, parse_usage
 from bottega.openai_api.streams import add_call
 
-Item = dict[str, object]
+OutputItem = dict[str, object]
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 # Sent back as they came, null where they were left out.
 ECHOED_FIELDS = ("instructions", "max_output_tokens", "temperature", "top_p", "user")
@@ -44,7 +44,9 @@ class ResponseTemplate:
     request: ChatTranslation
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def reply(self, model: str, status: str, output: list[Item], **more: object) -> Item:
+    def reply(
+        self, model: str, status: str, output: list[OutputItem], **more: object
+    ) -> OutputItem:
         given = self.request.given
         text, reasoning = object_field(given, "text"), object_field(given, "reasoning")
         return {
@@ -76,7 +78,9 @@ class ResponseTemplate:
             **more,
         }
 
-    def ended(self, model: str, finish: object, output: list[Item], usage: object) -> Item:
+    def ended(
+        self, model: str, finish: object, output: list[OutputItem], usage: object
+    ) -> OutputItem:
         counts = _usage(usage)
         if (reason := _incomplete_reason(finish)) is None:
             now = int(time.time())
@@ -97,7 +101,7 @@ class _Message:
     def id(self) -> str:
         return f"msg_{self.key}{self.index:02d}"
 
-    def item(self, status: str) -> Item:
+    def item(self, status: str) -> OutputItem:
         return {
             "id": self.id,
             "type": "message",
@@ -121,7 +125,7 @@ class _Call:
     def id(self) -> str:
         return f"fc_{self.key}{self.index:02d}"
 
-    def item(self, status: str) -> Item:
+    def item(self, status: str) -> OutputItem:
         given = self.call_id
         return {
             "id": self.id,
@@ -139,7 +143,7 @@ def _response_body(payload: bytes, template: ResponseTemplate, model: str) -> by
     message, finish = choice["message"], choice.get("finish_reason")
     status = "incomplete" if _incomplete_reason(finish) else "completed"
     calls = calls_of(message)
-    output: list[Item] = []
+    output: list[OutputItem] = []
     if (parts := _text_parts(message)) or not calls:
         output.append(_Message(template.key, 0, parts or {"output_text": ""}).item(status))
     for call in calls:
@@ -156,7 +160,7 @@ def _incomplete_reason(finish: object) -> str | None:
     return INCOMPLETE_REASONS.get(finish_reason(finish))
 
 
-def _usage(usage: object) -> Item | None:
+def _usage(usage: object) -> OutputItem | None:
     if not isinstance(usage, dict):
         return None
     counts = parse_usage({"usage": usage})
@@ -191,7 +195,7 @@ class ResponseEvents:
         self._items: list[_Message | _Call] = []
         self._message: _Message | None = None
         self._calls: list[_Call] = []
-        self._joined_calls: list[Item] = []
+        self._joined_calls: list[OutputItem] = []
         self._finish: object = None
         self._usage: object = None
         self.final: bytes | None = None
@@ -259,7 +263,7 @@ class ResponseEvents:
             yield from self._open_part(kind)
         assert self._message is not None
         self._message.parts[kind] += piece
-        more: Item = {"logprobs": []} if kind == "output_text" else {}
+        more: OutputItem = {"logprobs": []} if kind == "output_text" else {}
         yield self._event(f"response.{kind}.delta", **self._in(kind), delta=piece, **more)
 
     def _open_part(self, kind: str) -> Iterator[bytes]:
@@ -269,7 +273,7 @@ class ResponseEvents:
         self._message.parts[kind] = ""
         yield self._event("response.content_part.added", **self._in(kind), part=_part(kind, ""))
 
-    def _call(self, piece: Item) -> Iterator[bytes]:
+    def _call(self, piece: OutputItem) -> Iterator[bytes]:
         position = add_call(self._joined_calls, piece)
         joined = self._joined_calls[position]
         if position == len(self._calls):
@@ -296,13 +300,13 @@ class ResponseEvents:
         output_item = item.item("in_progress")
         return self._event("response.output_item.added", output_index=item.index, item=output_item)
 
-    def _in(self, kind: str) -> Item:
+    def _in(self, kind: str) -> OutputItem:
         """Return the position of a part of the message in the output."""
         assert self._message is not None
         index = list(self._message.parts).index(kind)
         return _at(self._message) | {"content_index": index}
 
-    def _output(self, status: str) -> list[Item]:
+    def _output(self, status: str) -> list[OutputItem]:
         return [item.item(status) for item in self._items]
 
     def _event(self, kind: str, **fields: object) -> bytes:
@@ -311,11 +315,11 @@ class ResponseEvents:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
-def _at(item: _Message | _Call) -> Item:
+def _at(item: _Message | _Call) -> OutputItem:
     return {"item_id": item.id, "output_index": item.index}
 
 
-def _part(kind: str, text: str) -> Item:
+def _part(kind: str, text: str) -> OutputItem:
     if kind == "refusal":
         return {"type": "refusal", "refusal": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
@@ -332,7 +336,7 @@ NAMES = {
 
 
 def responses_endpoint(
-    chat: Answer,
+    chat: AnswerHandler,
     store: ResponseStore | None = None,
     *,
     warn: Callable[[str, BottegaError], None] = lambda problem, error: None,

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from bottega.gateway.apis.translation import FieldNames, TranslatedEndpoint, stateless, unsupported
-from bottega.gateway.ports import Answer, RequestRecord
+from bottega.gateway.ports import AnswerHandler, RequestRecord
 from bottega.openai_api.fields import require, wrong_type
 from bottega.openai_api.request import Body
 from bottega.openai_api.response import joined_text, parse_usage
@@ -37,7 +37,7 @@ class CompletionTranslation:
     origins: Sequence[str] = ("prompt",)
 
 
-def completions_endpoint(chat: Answer) -> TranslatedEndpoint[CompletionTranslation]:
+def completions_endpoint(chat: AnswerHandler) -> TranslatedEndpoint[CompletionTranslation]:
     """Return the handler of legacy completions on top of `chat`, that of chat completions."""
     return TranslatedEndpoint(
         chat,

@@ -10,17 +10,17 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import orjson
 
 from bottega.gateway.errors import note_failure
-from bottega.gateway.ports import Answer, ReadBody, Reply, RequestRecord
+from bottega.gateway.ports import AnswerHandler, HttpReply, ReadBody, RequestRecord
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.fields import JSON_NAMES, require, wrong_type
 from bottega.openai_api.request import Body
 from bottega.openai_api.streams import DONE_EVENT
 
-Kind = TypeVar("Kind")
+T = TypeVar("T")
 MESSAGE = re.compile(r"messages\[(\d+)\](?:\.content)?")
 
 
-def typed(value: object, kind: type[Kind], where: str, expected: str = "") -> Kind:
+def typed(value: object, kind: type[T], where: str, expected: str = "") -> T:
     if not isinstance(value, kind):
         wrong_type(where, expected or JSON_NAMES[kind], value)
     return value
@@ -31,7 +31,7 @@ def text_field(given: Body, name: str, where: str = "") -> str:
     return typed(given[name], str, f"{where}.{name}" if where else name)
 
 
-def optional_field(given: Body, name: str, kind: type[Kind], where: str = "") -> Kind | None:
+def optional_field(given: Body, name: str, kind: type[T], where: str = "") -> T | None:
     value = given.get(name)
     return None if value is None else typed(value, kind, f"{where}.{name}" if where else name)
 
@@ -165,7 +165,7 @@ class TranslatedEndpoint(Generic[TranslationT]):
     `ApiError`; `reply` converts a complete reply, `events` begins a stream. `store` is awaited with
     each complete reply before the client gets its end, for streams with `EventTranslator.final`."""
 
-    chat: Answer
+    chat: AnswerHandler
     translate: Translate[TranslationT]
     reply: Callable[[bytes, RequestRecord, TranslationT], bytes]
     events: Callable[[RequestRecord, TranslationT], EventTranslator]
@@ -174,7 +174,7 @@ class TranslatedEndpoint(Generic[TranslationT]):
 
     async def answer(
         self, record: RequestRecord, headers: Mapping[str, str], body: ReadBody
-    ) -> Reply:
+    ) -> HttpReply:
         # The chat handler reads the body only after it has checked the key.
         translated: list[TranslationT] = []
 

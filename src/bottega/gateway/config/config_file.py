@@ -65,7 +65,7 @@ VARIANT_SECTIONS: dict[str, type[VariantCacheSettings | RouterSettings]] = {
     "cache": VariantCacheSettings,
     "route": RouterSettings,
 }
-Route = TypeVar("Route", bound=RouterSettings)
+T = TypeVar("T", bound=RouterSettings)
 SECTIONS: dict[str, type] = {
     "gateway": ServerSettings,
     "route": RouteSettings,
@@ -148,7 +148,7 @@ def _with_defaults(config: Config) -> Config:
     return replace(config, route=route, cache=cache, experiment=experiment)
 
 
-def _default_route(route: Route, config: Config) -> Route:
+def _default_route(route: T, config: Config) -> T:
     """Return the route with defaults: one tier answers every query, several are chosen at
     random."""
     if route.router is None:

@@ -25,7 +25,7 @@ from bottega.gateway.config.variant_settings import (
     RouterSettings,
     VariantSettings,
 )
-from bottega.knowledge.embedders.names import ALL_PARTS, BUNDLED, TEXT_ONLY, Part, parts_read
+from bottega.knowledge.embedders.names import ALL_PARTS, BUNDLED, TEXT_ONLY, QueryPart, parts_read
 from bottega.knowledge.milvus.url import is_milvus_url
 from bottega.openai_api.endpoint import is_loopback
 from bottega.recipes.cache_retrieval import BY_IMAGE
@@ -140,7 +140,7 @@ class CacheSettings:
         return BUNDLED if self.embed == "dual" else self.embed
 
     @property
-    def reads(self) -> frozenset[Part]:
+    def reads(self) -> frozenset[QueryPart]:
         """Parts of a question that the search compares."""
         if self.retrieve in BY_QUESTION:
             return TEXT_ONLY

@@ -288,15 +288,15 @@ def _choices(fields: Body) -> int:
     return max(1, choices) if isinstance(choices, int) else 1
 
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
 async def shield_for(
-    work: Coroutine[Any, Any, Result],
+    work: Coroutine[Any, Any, T],
     seconds: float,
     may_finish: Callable[[], bool],
     idle: asyncio.Event,
-) -> Result:
+) -> T:
     """Return the result of `work`. If the caller is cancelled and `may_finish` returns True, the
     work continues for at most `seconds`, and only until `idle` is set; if it ends in time, its
     result or error replaces the cancellation. Otherwise the work is cancelled."""

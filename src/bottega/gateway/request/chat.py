@@ -22,8 +22,8 @@ from bottega.gateway.config.overrides import PREFIX, Overrides, namespace_of, re
 from bottega.gateway.errors import note_failure, unknown_key
 from bottega.gateway.ports import (
     ANONYMOUS,
+    HttpReply,
     ReadBody,
-    Reply,
     RequestRecord,
     Tenants,
     UpstreamCall,
@@ -122,7 +122,7 @@ class Gateway:
 
     async def answer(
         self, record: RequestRecord, headers: Mapping[str, str], body: ReadBody
-    ) -> Reply:
+    ) -> HttpReply:
         """Return the reply to a request. Raises `ApiError` and the errors of tiers, before the
         status of a stream is sent."""
         try:
@@ -132,12 +132,12 @@ class Gateway:
         except Exception as error:
             if not record.streamed:
                 raise
-            return Reply({}, events=_error_event(note_failure(record, error)))
+            return HttpReply({}, events=_error_event(note_failure(record, error)))
         return reply
 
     async def _reply(
         self, record: RequestRecord, headers: Mapping[str, str], body: ReadBody
-    ) -> Reply:
+    ) -> HttpReply:
         # Before the body is read: a client without a valid key must not fill the memory.
         await self.admit(record, headers)
         raw = await body()
@@ -222,7 +222,7 @@ class Gateway:
 
     async def count_tokens(
         self, record: RequestRecord, headers: Mapping[str, str], body: ReadBody
-    ) -> Reply:
+    ) -> HttpReply:
         """Return an estimate of a request's prompt tokens, `input_tokens`, without demonstrations
         and without a call. Raises `ApiError`."""
         await self.admit(record, headers)
@@ -232,7 +232,7 @@ class Gateway:
         record.state, record.reason = "counted", "token count"
         estimates, model = self.finalizer.estimates, served.upstream.model
         tokens = max(1, estimates.prompt(model, request.prompt_tokens, request.image_tokens))
-        return Reply({}, orjson.dumps({"input_tokens": tokens}))
+        return HttpReply({}, orjson.dumps({"input_tokens": tokens}))
 
     def check_key(self, headers: Mapping[str, str], *, may_view: bool = False) -> Account:
         """Return the account of the key in the headers, and make it the client of this task. The
@@ -387,14 +387,16 @@ class Gateway:
         self.response_cache.replies.put(key, *found)
         return found[0]
 
-    async def _answer(self, job: ChatJob, leading: AsyncExitStack, remember: Land) -> Reply:
+    async def _answer(self, job: ChatJob, leading: AsyncExitStack, remember: Land) -> HttpReply:
         try:
             return await self._answer_of_tier(job, leading, remember)
         except BottegaError:
             await self.finalizer.failed(job)
             raise
 
-    async def _answer_of_tier(self, job: ChatJob, leading: AsyncExitStack, remember: Land) -> Reply:
+    async def _answer_of_tier(
+        self, job: ChatJob, leading: AsyncExitStack, remember: Land
+    ) -> HttpReply:
         record, request = job.record, job.request
         record.state, record.reason = (
             ("passed_through", job.bypass) if job.bypass else ("answered", "")
@@ -405,7 +407,7 @@ class Gateway:
                 self._note_call(job, stream.call, stream.failed)
                 # The stream outlives this call, and identical requests wait until it ends.
                 events = self._events(job, stream, leading.pop_all(), remember)
-                return Reply(headers_of(record), events=events, is_live=True)
+                return HttpReply(headers_of(record), events=events, is_live=True)
             result = await self.completer.complete(job)
             self._note_call(job, result.call, result.failed)
             await self._finalize(job, result)
@@ -414,8 +416,8 @@ class Gateway:
             _land(result.completed, record, remember)
         payload = result.completed.payload
         if request.stream:
-            return Reply(headers, events=as_stream(payload, request.include_usage))
-        return Reply(headers, payload)
+            return HttpReply(headers, events=as_stream(payload, request.include_usage))
+        return HttpReply(headers, payload)
 
     async def _finalize(self, job: ChatJob, result: ChatResult) -> None:
         await self.finalizer(job, result)
@@ -482,11 +484,11 @@ def _land(completed: ChatCompletion, record: RequestRecord, remember: Land) -> N
         remember(CachedReply(completed.payload, record.route, record.model))
 
 
-def replayed(record: RequestRecord, repeated: RepeatedRequest, reply: CachedReply) -> Reply:
+def replayed(record: RequestRecord, repeated: RepeatedRequest, reply: CachedReply) -> HttpReply:
     record.state, record.namespace = "replayed", repeated.namespace
     record.variant = repeated.variant
     record.route, record.model = reply.route, reply.model
     headers = headers_of(record)
     if repeated.stream:
-        return Reply(headers, events=as_stream(reply.payload, repeated.include_usage))
-    return Reply(headers, reply.payload)
+        return HttpReply(headers, events=as_stream(reply.payload, repeated.include_usage))
+    return HttpReply(headers, reply.payload)

@@ -26,7 +26,7 @@ from bottega.errors import (
     RejectedError,
     SettingError,
 )
-from bottega.gateway.accounting.limiter import BudgetError
+from bottega.gateway.accounting.limiter import AccountBudgetError
 from bottega.gateway.errors import MisconfiguredError, reason_of, unsupported_request
 from bottega.gateway.ports import SEARCHED, PrefixUpstream, ServedTier, TierPassages, UpstreamCall
 from bottega.gateway.request.calls import (
@@ -74,7 +74,7 @@ CHEAP = (None, "background")
 # Tiers that may answer for one that failed: all, more expensive ones, none.
 Fallback = Literal["any", "up", "never"]
 
-Outcome = TypeVar("Outcome", bound=ChatResult | ChatStream)
+T = TypeVar("T", bound=ChatResult | ChatStream)
 
 
 @dataclass
@@ -95,15 +95,15 @@ class Completer:
     async def complete(self, job: ChatJob) -> ChatResult:
         """Return the routed tier's answer, or that of a fallback. Raises the last tier's
         `GenerationError` if all fail, `SettingError` if a tier does not support the request, or
-        `BudgetError` if the key's budget does not allow it."""
+        `AccountBudgetError` if the key's budget does not allow it."""
         steps = _JobSteps(self, job, self.call_upstream, lambda result: result)
         try:
             with self.drafts(job):
                 result, _ = await run(steps)
-        except (GenerationError, SettingError, BudgetError) as error:
+        except (GenerationError, SettingError, AccountBudgetError) as error:
             # A dismissed answer is better than no answer.
             if not steps.dismissed or not (
-                self.fallback == "any" or isinstance(error, BudgetError)
+                self.fallback == "any" or isinstance(error, AccountBudgetError)
             ):
                 raise
             result = steps.dismissed.pop()
@@ -126,8 +126,8 @@ class Completer:
         return replace(stream, failed=tuple(steps.failed))
 
     async def call_upstream(self, job: ChatJob, call: UpstreamCall) -> ChatResult:
-        """Reserve the cost of the call, make it and book its cost. Raises `BudgetError` and the
-        errors of the upstream."""
+        """Reserve the cost of the call, make it and book its cost. Raises `AccountBudgetError` and
+        the errors of the upstream."""
         # A free call has no cost to learn: cancel it when its client leaves.
         seconds = 0.0 if job.bill.is_free(call) else self.finish_seconds
         has_left = job.record.has_left
@@ -276,15 +276,15 @@ def _stream_of(job: ChatJob, result: ChatResult) -> ChatStream:
     return ChatStream(call, replayed_chunks(completed.payload), perf_counter())
 
 
-class _JobSteps(Generic[Outcome]):
+class _JobSteps(Generic[T]):
     """Steps of a chat job for `pipeline.run`: each failed tier is replaced by the next one."""
 
     def __init__(
         self,
         completer: Completer,
         job: ChatJob,
-        send: Callable[[ChatJob, UpstreamCall], Awaitable[Outcome]],
-        to_outcome: Callable[[ChatResult], Outcome],
+        send: Callable[[ChatJob, UpstreamCall], Awaitable[T]],
+        to_outcome: Callable[[ChatResult], T],
     ) -> None:
         self._completer, self._job, self._send = completer, job, send
         self._to_outcome = to_outcome
@@ -319,7 +319,7 @@ class _JobSteps(Generic[Outcome]):
                 self._completer.warn("no demonstrations", error)
             return []
 
-    async def generate(self, served: ServedTier, shown: list[Candidate]) -> Outcome:
+    async def generate(self, served: ServedTier, shown: list[Candidate]) -> T:
         self._call = None  # an error before the call has no tier to replace
         job = self._job
         job.record.route, job.record.model = served.name, served.upstream.model
@@ -373,7 +373,7 @@ class _JobSteps(Generic[Outcome]):
         try:
             with span("search"):
                 found = await search.run(shots)
-        except (SearchError, BudgetError) as error:
+        except (SearchError, AccountBudgetError) as error:
             job.record.search = error.reason if isinstance(error, SearchError) else "budget"
             # A repeat of the request searches again.
             job.record.degraded = True
@@ -421,9 +421,9 @@ class _JobSteps(Generic[Outcome]):
     async def recover(self, served: ServedTier, error: BottegaError) -> ServedTier:
         call = self._call
         record = self._job.record
-        if isinstance(error, BudgetError) and not (record.tier_errors or self.dismissed):
+        if isinstance(error, AccountBudgetError) and not (record.tier_errors or self.dismissed):
             record.route = record.model = ""  # no tier was asked
-        if isinstance(error, BudgetError) and self._rejected:
+        if isinstance(error, AccountBudgetError) and self._rejected:
             raise self._rejected[0][1] from error
         if call is None or not isinstance(error, GenerationError | SettingError):
             raise error
@@ -493,7 +493,7 @@ class _JobSteps(Generic[Outcome]):
         for served, error in self._rejected:
             self._completer.rejections.learn(job.record.account.id, served.name, job.request, error)
 
-    async def escalate(self, outcome: Outcome) -> ServedTier | None:
+    async def escalate(self, outcome: T) -> ServedTier | None:
         job, query = self._job, self._job.query
         if not isinstance(outcome, ChatResult) or query is None or not job.escalates:
             return None

@@ -24,9 +24,9 @@ from bottega.protocols import turns_only
 from bottega.recipes.limited_search import FETCH, SearchLimits
 from bottega.types import Candidate, Prompt, Query, Reply, Sampling
 
-Send = Callable[[ChatJob, UpstreamCall], Awaitable[ChatResult]]
+SendCall = Callable[[ChatJob, UpstreamCall], Awaitable[ChatResult]]
 BuildCall = Callable[[Sequence[Candidate]], Awaitable[UpstreamCall]]
-Encode = Callable[[Sequence[Image], Callable[[], Body]], Awaitable[Body]]
+EncodeBody = Callable[[Sequence[Image], Callable[[], Body]], Awaitable[Body]]
 MODEL_FIELD = "bottega"  # required to parse a body; each upstream sets its own
 LIMITS = ("max_tokens", "max_completion_tokens")
 
@@ -48,8 +48,8 @@ class RequestSearch:
     served: ServedTier
     limits: SearchLimits
     call: BuildCall
-    send: Send
-    encode: Encode
+    send: SendCall
+    encode: EncodeBody
     data_url: DataUrl
     _branches: dict[Prompt, tuple[Candidate, ...]] = field(default_factory=dict)
     _results: dict[Prompt, ChatResult] = field(default_factory=dict)

@@ -44,7 +44,7 @@ def send_drafts(send: SendDraft) -> Iterator[None]:
         _sender.reset(token)
 
 
-class DraftGenerator:
+class RequestDraftGenerator:
     """Generator that calls a tier within the current request, whose bill includes the draft."""
 
     def __init__(self, served: ServedTier, data_url: DataUrl) -> None:

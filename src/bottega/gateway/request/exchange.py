@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from bottega.gateway.errors import CLOSING, note_failure
-from bottega.gateway.ports import Answer, Receive, Reply, RequestRecord, Scope, Send
+from bottega.gateway.ports import AnswerHandler, HttpReply, Receive, RequestRecord, Scope, Send
 from bottega.gateway.request.decode_budget import BodyBudget
 from bottega.gateway.request.reading import Limits
 from bottega.gateway.telemetry.request_spans import Measure, not_measured
@@ -113,7 +113,7 @@ class ChatEndpoint:
     manager around each request. A stream that is silent for `keep_alive_seconds` gets a
     `keep_alive`."""
 
-    answer: Answer
+    answer: AnswerHandler
     on_end: Callable[[RequestRecord], None]
     limits: Limits
     error_body: Callable[[ApiError], bytes] = lambda error: error.body
@@ -167,7 +167,7 @@ class ChatEndpoint:
                 if record.streamed:
                     await sender.end(self.error_event(CLOSING))
                 else:
-                    await sender.send(Reply(CLOSING.headers, self.error_body(CLOSING)))
+                    await sender.send(HttpReply(CLOSING.headers, self.error_body(CLOSING)))
         except Exception as error:
             api_error = note_failure(record, error)
             if sender.has_ended:
@@ -175,7 +175,7 @@ class ChatEndpoint:
             if record.streamed:
                 await sender.end(self.error_event(api_error))
             else:
-                await sender.send(Reply(api_error.headers, self.error_body(api_error)))
+                await sender.send(HttpReply(api_error.headers, self.error_body(api_error)))
         finally:
             self.watch.end(watched)
             self.on_end(record)
@@ -227,7 +227,7 @@ class ReplySender:
         self.has_ended = False
         self.last = 0.0
 
-    async def send(self, reply: Reply) -> None:
+    async def send(self, reply: HttpReply) -> None:
         """Send a whole reply. Headers that come after a keep-alive are sent as a comment."""
         if reply.events is None:
             self.has_ended = True

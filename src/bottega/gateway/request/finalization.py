@@ -11,7 +11,7 @@ from functools import partial
 from bottega._util.identity import identity
 from bottega._util.tracing import span
 from bottega.errors import BottegaError, GenerationError
-from bottega.gateway.accounting.limiter import BudgetError, TokenEstimates
+from bottega.gateway.accounting.limiter import AccountBudgetError, TokenEstimates
 from bottega.gateway.judging import judge_request, read_verdict
 from bottega.gateway.ports import SEARCHED, RequestRecord, ServedTier, UpstreamCall
 from bottega.gateway.request.calls import Bill, fitting
@@ -308,7 +308,7 @@ class ShadowRunner:
             if record.cost_usd and job.query and job.query.tenant.charge:
                 job.query.tenant.charge(record.cost_usd)
             return result.completed
-        except BudgetError as error:
+        except AccountBudgetError as error:
             record.status = error.status
             raise GenerationError(str(error), hint=error.hint) from error
         except BottegaError:

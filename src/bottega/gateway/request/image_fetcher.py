@@ -89,7 +89,7 @@ REDIRECTS = {301, 302, 303, 307, 308}
 HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "bottega"}
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-Connect = Callable[[AbstractResolver], aiohttp.BaseConnector]
+MakeConnector = Callable[[AbstractResolver], aiohttp.BaseConnector]
 
 
 async def system_resolve(host: str, port: int) -> list[str]:
@@ -122,7 +122,7 @@ class ImageFetcher:
         concurrency: int = 16,
         allowed: Callable[[str], bool] = is_public,
         resolve: Resolve = system_resolve,
-        connect: Connect = direct_connector,
+        connect: MakeConnector = direct_connector,
     ) -> None:
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
         self._ports, self._max_bytes, self._seconds = frozenset(ports), max_bytes, seconds

@@ -55,7 +55,7 @@ OpenBase = Callable[[str], KnowledgeBase]
 # Called with the server, the function that opens the knowledge base of a namespace (None for a
 # user's pipeline), and the function that forgets replies after a change to a namespace.
 MoreRoutes = Callable[[GatewayServer, OpenBase | None, Forget], Sequence[BaseRoute]]
-Connect = Callable[[ReplyCache], SharedState]
+ConnectState = Callable[[ReplyCache], SharedState]
 TRACES_FILE = "traces.db"
 NEVER_MATCHES = re.compile(r"(?!)")
 
@@ -182,7 +182,7 @@ def _set_traces(gateway_server: GatewayServer, traces: RequestTraces | None) -> 
 @contextmanager
 def _open_stores(
     config: Config, environment: Mapping[str, str]
-) -> Iterator[tuple[Accounts, Ledger, Connect | None, ExitStack]]:
+) -> Iterator[tuple[Accounts, Ledger, ConnectState | None, ExitStack]]:
     """Open the accounts and the ledger, and check the servers of any shared state. On exit, close
     them unless the caller has called `pop_all`."""
     with ExitStack() as opened:
@@ -238,7 +238,7 @@ def _gateway_server(
     accounts: Accounts,
     ledger: Ledger,
     decoding: DecodeBudget,
-    connect: Connect | None,
+    connect: ConnectState | None,
 ) -> GatewayServer:
     protected = check_keys(config, accounts.list())
     response_cache = _response_cache(config)

@@ -25,7 +25,7 @@ from bottega.gateway.request.decode_budget import (
     BudgetedRetriever,
     DecodeBudget,
 )
-from bottega.gateway.request.drafts import DraftGenerator
+from bottega.gateway.request.drafts import RequestDraftGenerator
 from bottega.gateway.request.request_traces import RequestTraces
 from bottega.gateway.running.cache_views import (
     PREPARED,
@@ -194,7 +194,7 @@ class NamespaceOpener:
         return {id: self.config.of_variant(one) for id, one in variants.items()}
 
     def _draft(self) -> DraftModel:
-        model = DraftGenerator(self.tier_set.served[0], data_url_cache())
+        model = RequestDraftGenerator(self.tier_set.served[0], data_url_cache())
         prompt = default_prompter(model) if model.turns_only else InterleavedPrompter()
         return DraftModel(model, prompt)
 

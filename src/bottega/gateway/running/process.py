@@ -29,7 +29,12 @@ from bottega.gateway.running.build import (
     key_defaults,
     request_limits,
 )
-from bottega.gateway.running.server import Admission, Connection, GatewayServer, unmap_large_blocks
+from bottega.gateway.running.server import (
+    Admission,
+    ClientConnection,
+    GatewayServer,
+    unmap_large_blocks,
+)
 from bottega.gateway.running.tiers import price_overrides
 from bottega.recording import PriceTable
 
@@ -142,7 +147,7 @@ def _schedule_exit() -> None:
 def uvicorn_config(app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=Connection,
+        http=ClientConnection,
         log_config=None,
         access_log=False,
         lifespan="on",
@@ -212,7 +217,7 @@ class DrainingServer(uvicorn.Server):
         log.info("draining: %d requests in flight", self._admission.in_flight)
         self._stop_listening()
         for connection in self.server_state.connections:
-            if isinstance(connection, Connection) and connection.cycle is not None:
+            if isinstance(connection, ClientConnection) and connection.cycle is not None:
                 # The client's next request goes to another gateway.
                 connection.cycle.keep_alive = False
         # The attribute keeps the task alive: the loop holds tasks by weak references only.
@@ -237,7 +242,7 @@ class DrainingServer(uvicorn.Server):
         self.servers[0].close()
 
     def _protocol(self) -> asyncio.Protocol:
-        return Connection(
+        return ClientConnection(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
 

@@ -49,7 +49,7 @@ HEADERS_TOO_LARGE = (
 )
 
 
-class Connection(HttpToolsProtocol):
+class ClientConnection(HttpToolsProtocol):
     """HTTP connection with limits that uvicorn lacks: the size of headers, and the time to receive
     headers and bodies and to send a reply. Trailers after a body are ignored."""
 

@@ -14,7 +14,7 @@ from bottega.errors import StoreError
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.limiter import (
     ROUNDING,
-    BudgetError,
+    AccountBudgetError,
     Limiter,
     LimitsUnavailableError,
     Reservation,
@@ -33,14 +33,14 @@ GRACE_SECONDS = 3 * RENEW_SECONDS
 MAX_GRACE_WAITS = 4
 SETTLE_SECONDS = 0.5
 
-Kind = Literal["ok", "wait", "grace", "spent", "reserved"]
+VerdictKind = Literal["ok", "wait", "grace", "spent", "reserved"]
 
 
 class Verdict(NamedTuple):
     """Decision on a request: admitted, or the reason why not. `seconds` is the time to wait for
     `wait` (the rate) and `grace` (gateways are renewing their reservations)."""
 
-    kind: Kind
+    kind: VerdictKind
     seconds: float = 0.0
 
 
@@ -198,7 +198,7 @@ class SharedLimiter(Limiter):
             self._outage.failed("reservations cannot be ended and will expire: %s", error)
 
 
-def limits_unavailable(account: Account) -> BudgetError:
+def limits_unavailable(account: Account) -> AccountBudgetError:
     return LimitsUnavailableError(
         "the limits of this key cannot be checked",
         status=503,

@@ -25,9 +25,9 @@ NOTE = "embed"  # key of the note in which a knowledge base stores the name of i
 MODES: tuple[Literal["image", "text", "average"], ...] = ("image", "text", "average")
 RAW_AVERAGE = "raw-average"  # of vectors that keep their lengths, as in Cache-of-Thought's code
 TEXT_EMBEDDERS = ("words", MINILM)
-Part = Literal["image", "text"]  # of a query
-TEXT_ONLY: frozenset[Part] = frozenset(("text",))
-IMAGE_ONLY: frozenset[Part] = frozenset(("image",))
+QueryPart = Literal["image", "text"]  # of a query
+TEXT_ONLY: frozenset[QueryPart] = frozenset(("text",))
+IMAGE_ONLY: frozenset[QueryPart] = frozenset(("image",))
 ALL_PARTS = TEXT_ONLY | IMAGE_ONLY
 TOWER, TOKENS = r"tower-80 \S+", r"tokens-\d+ \S+"
 PIXELS = "pixels"
@@ -94,7 +94,7 @@ def note_of(view: StoredView) -> str:
     return NOTE if view.name == DEFAULT else f"{NOTE}.{view.number}"
 
 
-def parts_read(spec: str) -> frozenset[Part]:
+def parts_read(spec: str) -> frozenset[QueryPart]:
     """Return the parts of a query that this embedder compares."""
     if spec in TEXT_EMBEDDERS or spec.endswith(":text"):
         return TEXT_ONLY

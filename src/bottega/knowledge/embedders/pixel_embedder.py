@@ -13,11 +13,16 @@ from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 from bottega.types import Query
 
-Encode = Callable[[list[Pillow.Image]], Vectors]
+EncodeImages = Callable[[list[Pillow.Image]], Vectors]
 
 
 def embed_images(
-    queries: Sequence[Query], encode: Encode, *, dimension: int, at_least: int, batch_size: int
+    queries: Sequence[Query],
+    encode: EncodeImages,
+    *,
+    dimension: int,
+    at_least: int,
+    batch_size: int,
 ) -> Vectors:
     """Return (n, dimension), for each query the mean of its images' vectors, without scaling.
 
@@ -49,7 +54,12 @@ def embed_images(
 
 
 def unit_images(
-    queries: Sequence[Query], encode: Encode, *, dimension: int, at_least: int, batch_size: int
+    queries: Sequence[Query],
+    encode: EncodeImages,
+    *,
+    dimension: int,
+    at_least: int,
+    batch_size: int,
 ) -> Vectors:
     """Return (n, dimension), for each query the mean of unit vectors, scaled to length one. See
     `embed_images`."""

@@ -13,8 +13,8 @@ from bottega.knowledge.index.vector_index import (
     SUBSET_SHARE,
     FaissIndex,
     Keys,
-    Metric,
     Slots,
+    VectorMetric,
     search_bits,
     search_slots,
     selector,
@@ -41,7 +41,7 @@ class HnswIndex(FaissIndex):
     def __init__(
         self,
         graph: faiss.IndexHNSWFlat,
-        metric: Metric,
+        metric: VectorMetric,
         *,
         exact_up_to: int = 0,
         slots: Slots | None = None,
@@ -102,7 +102,7 @@ def _is_doubtful(scores: Vectors, slots: Keys) -> NDArray[np.bool_]:
     return uncertain
 
 
-def empty_graph(dimension: int, metric: Metric) -> faiss.IndexHNSWFlat:
+def empty_graph(dimension: int, metric: VectorMetric) -> faiss.IndexHNSWFlat:
     kind = faiss.METRIC_INNER_PRODUCT if metric == "cosine" else faiss.METRIC_L2
     graph = faiss.IndexHNSWFlat(dimension, LINKS, kind)
     graph.hnsw.efConstruction = EF_CONSTRUCTION
@@ -110,7 +110,7 @@ def empty_graph(dimension: int, metric: Metric) -> faiss.IndexHNSWFlat:
 
 
 def restore_graph(
-    index: faiss.Index, keys: Keys, metric: Metric, *, exact_up_to: int, watermark: int
+    index: faiss.Index, keys: Keys, metric: VectorMetric, *, exact_up_to: int, watermark: int
 ) -> HnswIndex:
     """Return an index from the values of `copy`."""
     slots = Slots.from_slot_keys(keys)

@@ -19,7 +19,7 @@ from bottega.knowledge.index.index_files import (
     snapshot_path,
     unfinished_path,
 )
-from bottega.knowledge.index.vector_index import FaissIndex, FlatIndex, Metric
+from bottega.knowledge.index.vector_index import FaissIndex, FlatIndex, VectorMetric
 from bottega.knowledge.records import StoredView
 from bottega.knowledge.sqlite.rows import SqliteRows
 from bottega.protocols import Vectors
@@ -48,10 +48,12 @@ class IndexFollower:
     the next process reads instead of every row.
     """
 
-    def __init__(self, rows: SqliteRows, view: StoredView, metric: Metric, hnsw_above: int) -> None:
+    def __init__(
+        self, rows: SqliteRows, view: StoredView, metric: VectorMetric, hnsw_above: int
+    ) -> None:
         self._rows = rows
         self._view = view
-        self._metric: Metric = metric
+        self._metric: VectorMetric = metric
         self._hnsw_above = hnsw_above
         self._path = snapshot_path(rows.path, view.name, rows.namespace)
         self._index: FaissIndex | None = None
@@ -111,7 +113,7 @@ class IndexFollower:
                 self.current()
 
     @property
-    def _shape(self) -> tuple[int, Metric]:
+    def _shape(self) -> tuple[int, VectorMetric]:
         return self._view.dimension, self._metric
 
     def _check_view(self) -> None:

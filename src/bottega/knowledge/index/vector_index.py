@@ -128,7 +128,7 @@ def _grow(array: NDArray[Scalar], size: int, fill: int) -> NDArray[Scalar]:
     return grown
 
 
-Metric = Literal["cosine", "l2"]
+VectorMetric = Literal["cosine", "l2"]
 SUBSET_SHARE = 0.1
 
 
@@ -140,7 +140,11 @@ class FaissIndex(ABC):
     """
 
     def __init__(
-        self, metric: Metric, index: faiss.Index, slots: Slots | None = None, watermark: int = 0
+        self,
+        metric: VectorMetric,
+        index: faiss.Index,
+        slots: Slots | None = None,
+        watermark: int = 0,
     ) -> None:
         self._metric = metric
         self._index = index
@@ -261,12 +265,14 @@ class FlatIndex(FaissIndex):
 
     _index: faiss.IndexFlat
 
-    def __init__(self, dimension: int, metric: Metric) -> None:
+    def __init__(self, dimension: int, metric: VectorMetric) -> None:
         flat = faiss.IndexFlatIP if metric == "cosine" else faiss.IndexFlatL2
         super().__init__(metric, flat(dimension))
 
     @classmethod
-    def restore(cls, flat: faiss.IndexFlat, keys: Keys, metric: Metric, watermark: int) -> Self:
+    def restore(
+        cls, flat: faiss.IndexFlat, keys: Keys, metric: VectorMetric, watermark: int
+    ) -> Self:
         """Return an index from the values of `copy`."""
         index = cls(flat.d, metric)
         index._index, index._slots, index._watermark = flat, Slots.from_slot_keys(keys), watermark

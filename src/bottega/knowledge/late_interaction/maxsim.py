@@ -16,7 +16,7 @@ from bottega.protocols import Vectors
 
 Positions = NDArray[np.int64]
 # Token rows in any dtype.
-Rows = NDArray[Any]
+TokenRows = NDArray[Any]
 # The products of one block should fit the second-level cache.
 BLOCK_BYTES = 1 << 19
 
@@ -48,10 +48,10 @@ def blocks(
 
 
 def scores(
-    tokens: Rows,
+    tokens: TokenRows,
     offsets: Positions,
     documents: Positions,
-    multiply: Callable[[Rows], Rows],
+    multiply: Callable[[TokenRows], TokenRows],
     *,
     query_tokens: int,
     itemsize: int,
@@ -66,7 +66,7 @@ def scores(
 
 
 def exact_scores(
-    query: Vectors, tokens: Rows, offsets: Positions, documents: Positions | None = None
+    query: Vectors, tokens: TokenRows, offsets: Positions, documents: Positions | None = None
 ) -> Vectors:
     """Return (documents,) MaxSim scores in float32, the reference for approximations.
 
@@ -85,14 +85,14 @@ def exact_scores(
     )
 
 
-def take_rows(table: Rows, positions: NDArray[np.intp]) -> Rows:
+def take_rows(table: TokenRows, positions: NDArray[np.intp]) -> TokenRows:
     """Return table[positions] without bounds checks, ten times faster."""
     found = np.empty((*positions.shape, *table.shape[1:]), table.dtype)
     np.take(table, positions, axis=0, out=found, mode="clip")
     return found
 
 
-def float32_products(rows: Rows, columns: Vectors) -> Vectors:
+def float32_products(rows: TokenRows, columns: Vectors) -> Vectors:
     """Return rows @ columns in float32. Both are writable arrays.
 
     torch converts float16 with a CPU instruction, numpy in software. numpy's BLAS has its own
@@ -107,7 +107,7 @@ def float32_products(rows: Rows, columns: Vectors) -> Vectors:
     return found
 
 
-def sums_of_maxima(products: Rows) -> Rows:
+def sums_of_maxima(products: TokenRows) -> TokenRows:
     """Reduce (documents, document tokens, query tokens) to (documents,). Overwrites the products.
 
     Halves are compared with each other, which is three times as fast as numpy's maximum over the
@@ -121,5 +121,5 @@ def sums_of_maxima(products: Rows) -> Rows:
             np.maximum(kept[:, :1], products[:, -1:], out=kept[:, :1])
         products = kept
     dtype = np.int32 if products.dtype == np.uint8 else np.float32
-    sums: Rows = products[:, 0].sum(axis=-1, dtype=dtype)
+    sums: TokenRows = products[:, 0].sum(axis=-1, dtype=dtype)
     return sums

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bottega.knowledge.index import lazy_faiss as faiss
 from bottega.knowledge.late_interaction.maxsim import (
     Positions,
-    Rows,
+    TokenRows,
     float32_products,
     scores,
     sums_of_maxima,
@@ -33,7 +33,7 @@ BLOCK_BYTES = 1 << 19
 GROUP = 64
 
 
-def train_centroids(tokens: Rows, seed: int) -> Vectors:
+def train_centroids(tokens: TokenRows, seed: int) -> Vectors:
     """Return (centroids, dimension) unit rows by spherical K-means on a sample."""
     count = 1 << (max(len(tokens) // TOKENS_PER_CENTROID, 1)).bit_length() - 1
     count = min(max(count, MIN_CENTROIDS), MAX_CENTROIDS, len(tokens))
@@ -52,7 +52,7 @@ def train_centroids(tokens: Rows, seed: int) -> Vectors:
     return unit(np.asarray(kmeans.centroids, np.float32))
 
 
-def nearest_centroids(tokens: Rows, centroids: Vectors) -> Codes:
+def nearest_centroids(tokens: TokenRows, centroids: Vectors) -> Codes:
     """Return (tokens,) the index of each token's nearest centroid."""
     index = faiss.IndexFlatIP(centroids.shape[1])
     index.add(centroids)
@@ -64,7 +64,7 @@ def nearest_centroids(tokens: Rows, centroids: Vectors) -> Codes:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _Cluster:
     documents: Positions
     codes: NDArray[np.intp]  # (documents, longest)
 
@@ -93,7 +93,7 @@ class CodeScan:
         return dequantize_sums(found, len(query))
 
 
-def _grouped(codes: Codes, offsets: Positions) -> Iterator[_Group]:
+def _grouped(codes: Codes, offsets: Positions) -> Iterator[_Cluster]:
     """Yield documents with similar numbers of distinct codes; shorter ones repeat their last code,
     which changes no maximum."""
     bounds = zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
@@ -103,7 +103,7 @@ def _grouped(codes: Codes, offsets: Positions) -> Iterator[_Group]:
         chosen = order[start : start + GROUP]
         longest = len(different[chosen[-1]])
         rows = [np.pad(different[i], (0, longest - len(different[i])), "edge") for i in chosen]
-        yield _Group(chosen, np.stack(rows).astype(np.intp))
+        yield _Cluster(chosen, np.stack(rows).astype(np.intp))
 
 
 @dataclass(frozen=True)
@@ -114,11 +114,11 @@ class CentroidCodes:
     codes: Codes
 
     @classmethod
-    def of(cls, tokens: Rows, seed: int) -> CentroidCodes:
+    def of(cls, tokens: TokenRows, seed: int) -> CentroidCodes:
         centroids = train_centroids(tokens, seed)
         return cls(centroids, nearest_centroids(tokens, centroids))
 
-    def extend(self, tokens: Rows) -> CentroidCodes:
+    def extend(self, tokens: TokenRows) -> CentroidCodes:
         """Return codes with those of the tokens that have none yet."""
         more = nearest_centroids(tokens[len(self.codes) :], self.centroids)
         return CentroidCodes(self.centroids, np.concatenate([self.codes, more]))
@@ -195,7 +195,7 @@ def int8_scores(
     return dequantize_sums(found, len(padded))
 
 
-def _multiplier(query: Vectors, scale: float) -> Callable[[Rows], Rows]:
+def _multiplier(query: Vectors, scale: float) -> Callable[[TokenRows], TokenRows]:
     try:
         import torch
 
@@ -211,10 +211,10 @@ def _multiplier(query: Vectors, scale: float) -> Callable[[Rows], Rows]:
     steps = torch.full((len(query),), step, dtype=torch.float32)
     zeros = torch.zeros(len(query), dtype=torch.int32)
 
-    def multiply(rows: Rows) -> Rows:
+    def multiply(rows: TokenRows) -> TokenRows:
         # torch._int_mm is fast only on CPUs with VNNI; this kernel is also fast on AVX2 and
         # writes a quarter of the bytes.
-        products: Rows = operation(
+        products: TokenRows = operation(
             torch.from_numpy(rows),
             scale,
             ZERO,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bottega._util.durable_files import lock_file, os_errors, replace_file, write_at
 from bottega.errors import EmbeddingError, StoreBusyError, StoreError
-from bottega.knowledge.late_interaction.maxsim import Positions, Rows
+from bottega.knowledge.late_interaction.maxsim import Positions, TokenRows
 from bottega.knowledge.late_interaction.quantization import Bytes, fitting_scale, quantize
 from bottega.protocols import Vectors
 
@@ -339,7 +339,7 @@ class TokenArray:
                 text = file.read(sizes[IDS]).decode()
             ids = [json.loads(line) for line in text.splitlines()]
         # No failure is possible below, so the state stays consistent.
-        self.float16_rows: Rows = float16_rows
+        self.float16_rows: TokenRows = float16_rows
         self.int8_rows: Bytes = int8_rows
         self.offsets: Positions = np.concatenate([np.zeros(1, np.int64), ends])
         deleted = set(self._manifest.deleted)

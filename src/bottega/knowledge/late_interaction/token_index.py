@@ -21,7 +21,7 @@ from bottega.types import Candidate, Example, ExampleChange, Query
 IndexedIds = Callable[[], Collection[str]]
 
 
-class ExampleSource(Protocol):
+class PassageSource(Protocol):
     """Part of a knowledge base that an index reads. The content of an id never changes."""
 
     def ids(self) -> Sequence[str]: ...
@@ -48,7 +48,7 @@ class IndexDiff:
     seq: int | None = None
 
 
-def index_diff(source: ExampleSource, since: int | None, indexed_ids: IndexedIds) -> IndexDiff:
+def index_diff(source: PassageSource, since: int | None, indexed_ids: IndexedIds) -> IndexDiff:
     """Return the changes after `since`, or the difference between the ids if the log has a gap or
     `since` is None."""
     if since is not None:
@@ -63,7 +63,7 @@ def index_diff(source: ExampleSource, since: int | None, indexed_ids: IndexedIds
     return IndexDiff(deleted, [id for id in wanted if id not in stored], seq)
 
 
-def existing_examples(source: ExampleSource, ids: Sequence[str]) -> list[tuple[str, Example]]:
+def existing_examples(source: PassageSource, ids: Sequence[str]) -> list[tuple[str, Example]]:
     """Return the ids that still exist, with their examples."""
     try:
         return list(zip(ids, source.get_many(ids), strict=True))
@@ -89,7 +89,7 @@ def _diff_from_log(
     return IndexDiff(deleted, new, changes[-1].seq)
 
 
-def _logged_changes(source: ExampleSource, since: int) -> list[ExampleChange] | None:
+def _logged_changes(source: PassageSource, since: int) -> list[ExampleChange] | None:
     """Return the changes after `since`, or None if the log has a gap."""
     if not isinstance(source, ChangeSource):
         return None
@@ -112,7 +112,7 @@ class LateInteractionIndex(CloseOnExit):
 
     def __init__(
         self,
-        knowledge: ExampleSource,
+        knowledge: PassageSource,
         embed: MultiVectorEmbedder,
         folder: str | Path | None = None,
         *,

@@ -11,7 +11,7 @@ import numpy as np
 
 from bottega._util.durable_files import os_errors
 from bottega.errors import SettingError, StoreError
-from bottega.knowledge.late_interaction.maxsim import Positions, Rows, exact_scores
+from bottega.knowledge.late_interaction.maxsim import Positions, TokenRows, exact_scores
 from bottega.knowledge.late_interaction.quantization import (
     Bytes,
     CentroidCodes,
@@ -50,7 +50,7 @@ class TokenCopies:
     """Tokens at each precision; document i has the rows offsets[i]:offsets[i + 1]."""
 
     offsets: Positions
-    float16_rows: Rows  # (tokens, dimension) float16
+    float16_rows: TokenRows  # (tokens, dimension) float16
     int8_rows: Bytes
     scale: float
     codes: CodeScan | None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from bottega.errors import StoreError
-from bottega.knowledge.index.vector_index import Metric
+from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.knowledge.milvus.database import ANSWER_SECONDS, MilvusDatabase
 from bottega.knowledge.records import SearchHit
 from bottega.protocols import Vectors
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LOAD_SECONDS = 60.0  # the server continues loading after that
 GRAPH = {"M": 16, "efConstruction": 200}
 EF_SEARCH = 128
-METRICS: dict[Metric, str] = {"cosine": "COSINE", "l2": "L2"}
+METRICS: dict[VectorMetric, str] = {"cosine": "COSINE", "l2": "L2"}
 FIELDS = {"key", "space", "vector"}
 
 Consistency = Literal["Strong", "Bounded"]
@@ -41,11 +41,13 @@ class MilvusCollection:
     restored from a backup therefore never claims rows that it lacks.
     """
 
-    def __init__(self, database: MilvusDatabase, name: str, dimension: int, metric: Metric) -> None:
+    def __init__(
+        self, database: MilvusDatabase, name: str, dimension: int, metric: VectorMetric
+    ) -> None:
         self._database = database
         self.name = name
         self._dimension = dimension
-        self._metric: Metric = metric
+        self._metric: VectorMetric = metric
 
     def prepare(self) -> bool:
         """Load the collection into the memory of the server, creating it if needed. Return whether

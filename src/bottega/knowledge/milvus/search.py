@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from threading import Lock, Thread
 
 from bottega.errors import BottegaError
-from bottega.knowledge.index.vector_index import Metric
+from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.knowledge.milvus.collection import Consistency, MilvusCollection
 from bottega.knowledge.milvus.copying import VectorCopy
 from bottega.knowledge.milvus.database import MilvusDatabase, NotLoadedError
@@ -77,7 +77,7 @@ class MilvusSearch(PostgresSearch):
         self,
         rows: PostgresRows,
         views: Views,
-        metric: Metric,
+        metric: VectorMetric,
         hnsw_above: int,
         database: MilvusDatabase,
     ) -> None:

@@ -18,7 +18,7 @@ from bottega.protocols import Vectors
 if TYPE_CHECKING:
     from asyncpg import Connection
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 OLDEST_PGVECTOR = (0, 8)  # the first with iterative scans, which filters need
 HEADER = struct.Struct(">HH")  # dimension, unused
 # Read committed: each statement in `kb_try_write` must see rows committed before that statement.
@@ -39,11 +39,11 @@ class KnowledgeDatabase(PostgresDatabase):
             url, KNOWLEDGE_BASE, setup=_set_up, answer_seconds=ANSWER_SECONDS, create=create
         )
 
-    def write(self, work: Callable[[Connection], Coroutine[Any, Any, Result]]) -> Result:
+    def write(self, work: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
         """Run work in one transaction, one writer at a time. After a lost connection it is not
         repeated, because the server may have committed it."""
 
-        async def transaction(pool: PostgresPool) -> Result:
+        async def transaction(pool: PostgresPool) -> T:
             writing = pool.connection(seconds=WRITE_SECONDS)
             async with writing as connection, _write_transaction(connection):
                 return await work(connection)

@@ -16,9 +16,9 @@ from bottega.knowledge.filters import (
     Contains,
     Eq,
     Filter,
+    FilterValue,
     In,
     Range,
-    Value,
 )
 
 COLUMNS = ("namespace", "source", CREATED)
@@ -66,14 +66,14 @@ def to_condition(wanted: Filter, parameters: Parameters) -> str:
     )
 
 
-def _field(name: str, tests: list[tuple[str, Value]], parameters: Parameters) -> str:
+def _field(name: str, tests: list[tuple[str, FilterValue]], parameters: Parameters) -> str:
     def compare(stored: str) -> str:
         return " AND ".join(_compared(name, stored, sign, v, parameters) for sign, v in tests)
 
     return _stored(name, compare, parameters)
 
 
-def _one_of(name: str, values: tuple[Value, ...], parameters: Parameters) -> str:
+def _one_of(name: str, values: tuple[FilterValue, ...], parameters: Parameters) -> str:
     if name == CREATED:
         chosen = parameters.add([float(value) for value in values], "float8[]")
     else:
@@ -91,7 +91,7 @@ def _stored(name: str, compare: Callable[[str], str], parameters: Parameters) ->
     return compare(f'(examples.tags ->> {tag}) COLLATE "C"')
 
 
-def _compared(name: str, stored: str, sign: str, value: Value, parameters: Parameters) -> str:
+def _compared(name: str, stored: str, sign: str, value: FilterValue, parameters: Parameters) -> str:
     is_number = isinstance(value, int | float)
     if name == CREATED:
         return f"{stored} {sign} {parameters.add(float(value), 'float8')}"

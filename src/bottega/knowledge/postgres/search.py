@@ -12,7 +12,7 @@ import numpy as np
 
 from bottega._util.postgres import PostgresPool
 from bottega.errors import BottegaError, SettingError, StoreError
-from bottega.knowledge.index.vector_index import Metric
+from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.knowledge.postgres.filters import Parameters, to_condition
 from bottega.knowledge.postgres.rows import PostgresRows
 from bottega.knowledge.postgres.schema import vectors_table
@@ -30,9 +30,9 @@ from bottega.protocols import Vectors
 from bottega.types import Candidate, Query
 
 log = logging.getLogger(__name__)
-Result = TypeVar("Result")
+T = TypeVar("T")
 
-OPERATORS: dict[Metric, tuple[str, str]] = {
+OPERATORS: dict[VectorMetric, tuple[str, str]] = {
     "cosine": ("<=>", "halfvec_cosine_ops"),
     "l2": ("<->", "halfvec_l2_ops"),
 }
@@ -48,10 +48,12 @@ BUILD_LOCK = 0x42747463
 class PostgresSearch:
     """Search of one `KnowledgeBase`, with the views that it has read."""
 
-    def __init__(self, rows: PostgresRows, views: Views, metric: Metric, hnsw_above: int) -> None:
+    def __init__(
+        self, rows: PostgresRows, views: Views, metric: VectorMetric, hnsw_above: int
+    ) -> None:
         self._rows = rows
         self._views = views
-        self._metric: Metric = metric
+        self._metric: VectorMetric = metric
         self._operator, self._operators = OPERATORS[metric]
         self._hnsw_above = hnsw_above
         self._compared_above = FILTER_FACTOR * hnsw_above  # maximum matches of a filter
@@ -138,7 +140,7 @@ class PostgresSearch:
             self.check_filled(scope.by)
         return self._candidates(found)
 
-    def _with_current_views(self, work: Callable[[], Result]) -> Result:
+    def _with_current_views(self, work: Callable[[], T]) -> T:
         """Run work with the cached views. If it fails, another process may have replaced a view and
         dropped its table: read the views again and retry."""
         if not self._stored:

@@ -22,10 +22,10 @@ from bottega.image import path_text
 from bottega.knowledge.records import (
     COLUMNS,
     Change,
+    ColumnValue,
     EmbeddedBatch,
     RowMetadata,
     StoredView,
-    Value,
     check_dimensions,
     check_views,
     more_views_error,
@@ -102,7 +102,7 @@ class Database:
         self._reader.row_factory = sqlite3.Row
         self._last_seq = (-1, 0)
 
-    def read(self, statement: str, *values: Value) -> list[sqlite3.Row]:
+    def read(self, statement: str, *values: ColumnValue) -> list[sqlite3.Row]:
         with self._reading, KNOWLEDGE_BASE.translated(self.name):
             return self._reader.execute(statement, values).fetchall()
 

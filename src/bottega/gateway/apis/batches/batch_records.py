@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import orjson
 
-Status = Literal[
+BatchStatus = Literal[
     "validating",
     "failed",
     "in_progress",
@@ -19,10 +19,10 @@ Status = Literal[
     "cancelled",
 ]
 Purpose = Literal["batch", "batch_output"]
-UNFINISHED: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
+UNFINISHED: tuple[BatchStatus, ...] = ("validating", "in_progress", "finalizing", "cancelling")
 COMPLETION_WINDOW = "24h"
 # Statuses whose times the API reports.
-TIMES: tuple[Status, ...] = (
+TIMES: tuple[BatchStatus, ...] = (
     *("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"),
 )
 
@@ -79,7 +79,7 @@ class Batch:
     account: str
     endpoint: str
     input_file: str
-    status: Status
+    status: BatchStatus
     created: float
     expires: float
     metadata: Annotated[Mapping[str, str] | None, _json_text] = None

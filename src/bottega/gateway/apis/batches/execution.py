@@ -17,8 +17,14 @@ from bottega._util.durable_files import lock_file
 from bottega._util.event_loops import for_each
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.apis.batches.batch_records import Batch, LineError, Status
-from bottega.gateway.apis.batches.lines import Line, error_line, read_body, read_lines, reply_line
+from bottega.gateway.apis.batches.batch_records import Batch, BatchStatus, LineError
+from bottega.gateway.apis.batches.lines import (
+    BatchLine,
+    error_line,
+    read_body,
+    read_lines,
+    reply_line,
+)
 from bottega.gateway.apis.batches.store import BatchStore
 from bottega.gateway.config.gateway_settings import MB, BatchSettings
 from bottega.gateway.errors import CLOSING, note_failure
@@ -65,10 +71,10 @@ class ActiveBatch:
     batch: Batch
     path: Path
     stop: asyncio.Event = field(default_factory=asyncio.Event)
-    target: Status = "completed"
+    target: BatchStatus = "completed"
     errors: list[LineError] = field(default_factory=list)
 
-    def end(self, target: Status, *errors: LineError) -> None:
+    def end(self, target: BatchStatus, *errors: LineError) -> None:
         if not self.stop.is_set():
             self.target, self.errors = target, [*errors]
             self.stop.set()
@@ -224,7 +230,7 @@ class BatchRunner:
         if not self.requests.closing:
             await self._finish(active, lines)
 
-    async def _finish(self, active: ActiveBatch, lines: Collection[Line]) -> None:
+    async def _finish(self, active: ActiveBatch, lines: Collection[BatchLine]) -> None:
         batch = active.batch
         await asyncio.to_thread(
             self.store.change_status, batch.id, "finalizing", before=("in_progress",)
@@ -236,7 +242,7 @@ class BatchRunner:
             unsent = [error_line(line, *UNSENT_ERRORS[active.target]) for line in left]
         await asyncio.to_thread(self.store.finish, batch, active.target, active.errors, unsent)
 
-    async def _run_line(self, active: ActiveBatch, line: Line) -> None:
+    async def _run_line(self, active: ActiveBatch, line: BatchLine) -> None:
         """Send a request until it is answered, and store its output."""
         while not (active.stop.is_set() or self.requests.closing):
             if self._is_busy():
@@ -252,7 +258,7 @@ class BatchRunner:
         """Return whether half of the gateway's slots are in use: the rest is for clients."""
         return self.requests.in_flight * 2 >= max(2, self.requests.limit)
 
-    async def _send_once(self, active: ActiveBatch, line: Line) -> float | None:
+    async def _send_once(self, active: ActiveBatch, line: BatchLine) -> float | None:
         """Send a request once and store its output. Return the seconds until it may be sent again,
         None if it has a final reply."""
         account = self._account(active.batch)
@@ -308,7 +314,9 @@ class BatchRunner:
         endpoint.on_end(record)
         return api_error
 
-    async def _store(self, active: ActiveBatch, line: Line, output: bytes, *, failed: bool) -> None:
+    async def _store(
+        self, active: ActiveBatch, line: BatchLine, output: bytes, *, failed: bool
+    ) -> None:
         """Store an output. Try again after a failure: a full disk must not lose a paid reply."""
         while True:
             try:

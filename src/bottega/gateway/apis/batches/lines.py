@@ -20,7 +20,7 @@ FIELDS = ("custom_id", "method", "url", "body")
 
 
 @dataclass(frozen=True)
-class Line:
+class BatchLine:
     """Request in an input file. `number` counts from 1; `start` and `length` are in bytes."""
 
     number: int
@@ -31,10 +31,10 @@ class Line:
 
 def read_lines(
     path: Path, endpoint: str, *, max_requests: int, max_bytes: int
-) -> tuple[list[Line], list[LineError]]:
+) -> tuple[list[BatchLine], list[LineError]]:
     """Return the requests of an input file, and up to `MAX_ERRORS` errors in it. A line may have
     `max_bytes` bytes. Blocks. Raises `StoreError`."""
-    lines: list[Line] = []
+    lines: list[BatchLine] = []
     errors: list[LineError] = []
     seen: set[str] = set()
     for number, start, raw in _raw_lines(path, max_bytes):
@@ -50,13 +50,13 @@ def read_lines(
             errors.append(found)
         else:
             seen.add(found)
-            lines.append(Line(number, start, len(raw), found))
+            lines.append(BatchLine(number, start, len(raw), found))
     if not (lines or errors):
         errors.append(LineError("empty_file", "the file has no requests"))
     return lines, errors
 
 
-def read_body(path: Path, line: Line) -> bytes:
+def read_body(path: Path, line: BatchLine) -> bytes:
     """Return the body of a request as JSON. Blocks. Raises `StoreError`, and `ApiError` for JSON
     that is nested too deeply."""
     with os_errors(path), path.open("rb") as file:
@@ -65,7 +65,7 @@ def read_body(path: Path, line: Line) -> bytes:
     return encode_body(body)
 
 
-def reply_line(line: Line, request_id: str, status: int, payload: bytes) -> bytes:
+def reply_line(line: BatchLine, request_id: str, status: int, payload: bytes) -> bytes:
     """Return the line of the output or error file for a request that got a reply."""
     if b"\n" in payload or b"\r" in payload:  # some servers indent their JSON
         payload = orjson.dumps(orjson.loads(payload))
@@ -73,12 +73,12 @@ def reply_line(line: Line, request_id: str, status: int, payload: bytes) -> byte
     return _output(line, reply, None)
 
 
-def error_line(line: Line, code: str, message: str) -> bytes:
+def error_line(line: BatchLine, code: str, message: str) -> bytes:
     """Return the line of the error file for a request that was not sent."""
     return _output(line, None, {"code": code, "message": message})
 
 
-def _output(line: Line, response: object, error: object) -> bytes:
+def _output(line: BatchLine, response: object, error: object) -> bytes:
     id = f"batch_req_{secrets.token_hex(16)}"
     fields = {"id": id, "custom_id": line.custom_id, "response": response, "error": error}
     return orjson.dumps(fields)

@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Route
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.limiter import Access
 from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.apis.batches.batch_records import COMPLETION_WINDOW, Status
+from bottega.gateway.apis.batches.batch_records import COMPLETION_WINDOW, BatchStatus
 from bottega.gateway.apis.batches.execution import DAY, HOUR
 from bottega.gateway.apis.batches.store import BatchStore, storage_full
 from bottega.gateway.apis.embeddings import EMBEDDINGS
@@ -50,7 +50,7 @@ FILE_PAGE, MAX_FILE_PAGE = 1000, 10_000
 MIN_SECONDS = 3600
 FIELDS = FieldNames({}, "", "batches reference")
 BATCH_FIELDS = ("input_file_id", "endpoint", "completion_window", "metadata")
-Handler = Callable[[Request, Account, BatchStore], Awaitable[object]]
+BatchHandler = Callable[[Request, Account, BatchStore], Awaitable[object]]
 
 
 def batch_routes(
@@ -59,7 +59,7 @@ def batch_routes(
     """Return the routes for files and batches. `wake` is called after a batch was added or
     cancelled. Without a `store`, all routes return 501."""
     handlers = _BatchHandlers(gateway.access, settings, wake)
-    endpoints: list[tuple[str, str, Handler]] = [
+    endpoints: list[tuple[str, str, BatchHandler]] = [
         ("POST", "/files", handlers.upload),
         ("GET", "/files", handlers.list_files),
         ("GET", "/files/{id}", handlers.show_file),
@@ -77,7 +77,7 @@ def batch_routes(
 
 
 def _handle(
-    gateway: Gateway, store: BatchStore | None, handler: Handler
+    gateway: Gateway, store: BatchStore | None, handler: BatchHandler
 ) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         account = gateway.check_key(request.headers)
@@ -214,7 +214,7 @@ class _BatchHandlers:
 
     async def cancel(self, request: Request, account: Account, store: BatchStore) -> object:
         batch = await asyncio.to_thread(store.batch, account.id, _id(request))
-        before: tuple[Status, ...] = ("validating", "in_progress")
+        before: tuple[BatchStatus, ...] = ("validating", "in_progress")
         if not await asyncio.to_thread(store.change_status, batch.id, "cancelling", before=before):
             batch = await asyncio.to_thread(store.batch, account.id, batch.id)
             if batch.status not in ("cancelling", "cancelled"):

@@ -21,8 +21,8 @@ from bottega.gateway.accounting.row_types import storable_text
 from bottega.gateway.apis.batches.batch_records import (
     UNFINISHED,
     Batch,
+    BatchStatus,
     LineError,
-    Status,
     StoredFile,
 )
 from bottega.gateway.apis.batches.batch_schema import BATCHES, BATCHES_DB, FILES
@@ -197,7 +197,7 @@ class BatchStore:
             )
         ]
 
-    def change_status(self, id: str, status: Status, *, before: Sequence[Status]) -> bool:
+    def change_status(self, id: str, status: BatchStatus, *, before: Sequence[BatchStatus]) -> bool:
         """Set the status if it is one of `before`. Return whether it was."""
         with self._transaction() as connection:
             return _set_status(connection, id, status, self._clock(), before)
@@ -226,7 +226,11 @@ class BatchStore:
         return {line for (line,) in self._read("SELECT line FROM results WHERE batch = ?", batch)}
 
     def finish(
-        self, batch: Batch, status: Status, errors: Sequence[LineError], unsent: Iterable[bytes]
+        self,
+        batch: Batch,
+        status: BatchStatus,
+        errors: Sequence[LineError],
+        unsent: Iterable[bytes],
     ) -> None:
         """Write the output file and the error file, which ends with `unsent`, and end the batch.
         File ids follow from the batch's, so a repetition after a crash changes nothing."""
@@ -401,7 +405,11 @@ def _insert_file(connection: sqlite3.Connection, file: StoredFile) -> None:
 
 
 def _set_status(
-    connection: sqlite3.Connection, id: str, status: Status, now: float, before: Sequence[Status]
+    connection: sqlite3.Connection,
+    id: str,
+    status: BatchStatus,
+    now: float,
+    before: Sequence[BatchStatus],
 ) -> bool:
     marks = ", ".join("?" * len(before))
     return bool(
