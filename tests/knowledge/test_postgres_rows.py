@@ -19,6 +19,7 @@ from bottega._util.postgres_database import PostgresDatabase
 from bottega.errors import (
     EmbedderMismatchError,
     EmptyKnowledgeBaseError,
+    LogPrunedError,
     SettingError,
     StoreError,
     StoreUnavailableError,
@@ -101,6 +102,16 @@ def test_annotation_keeps_vectors_and_reports_a_change(kb: KnowledgeBase) -> Non
     assert kb.get(str(one.id)).rationale == "why"
     kb.annotate(str(one.id), rationale=None)
     assert kb.get(str(one.id)).rationale is None
+
+
+def test_reader_behind_the_pruned_log_starts_again(kb: KnowledgeBase) -> None:
+    kb.add(TEXTS[:3])
+    kb.delete(kb.ids()[:2])
+    kb._rows.read("INSERT INTO kb_pruned VALUES ('', 4)")  # type: ignore[attr-defined]
+    with pytest.raises(LogPrunedError, match="after change 3"):
+        list(kb.changes(3))
+    assert [change.deleted for change in kb.changes(4)] == [True]
+    assert [change.id for change in kb.changes() if not change.deleted] == kb.ids()
 
 
 def test_reader_of_changes_misses_no_concurrent_write(database: str) -> None:

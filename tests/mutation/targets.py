@@ -31,7 +31,8 @@ TARGETS = (
         "gateway/finalization gateway/calls",
         "gateway/test_completion gateway/test_budgets gateway/test_disconnects gateway/test_serving"
         " gateway/test_pinned_answers gateway/test_isolation gateway/test_billing"
-        " gateway/test_stored_repeats gateway/test_shadow gateway/test_user_pipeline",
+        " gateway/test_stored_repeats gateway/test_shadow gateway/test_user_pipeline"
+        " gateway/test_judging",
     ),
     Target(
         "evaluation/run_store evaluation/outcomes evaluation/runner",
