@@ -39,6 +39,7 @@ from bottega.knowledge.loaders.tables import PARQUET, count_rows
 from bottega.types import Example
 
 TRAIN = "train"
+DIGITS = "digits"
 FILE_NAME = "file_name"  # column of Hugging Face's metadata files
 TABLES = "a .csv, .tsv, .jsonl, .jsonl.gz or .parquet file, or a .zip of class folders"
 
@@ -57,9 +58,14 @@ def open_source(source: str, split: str | None, on_error: OnError, **columns: st
     path = hub_snapshot(Path(source))
     source = source if path == Path(source) else str(path)
     file = _table_file(path, split)
-    single = path if path.name.lower().endswith((".jsonl", ".jsonl.gz")) else file
-    if split is not None and single is not None and single.parent in (path, path.parent):
-        raise SettingError(f"{single} has no splits", hint="omit --split")
+    single = path if path.name.lower().endswith((".jsonl", ".jsonl.gz", PARQUET)) else file
+    is_named = source == DIGITS or source.partition(":")[0] in PUBLISHED
+    is_single = single is not None and single.is_file() and single.parent in (path, path.parent)
+    if split is not None and (is_named or is_single):
+        raise SettingError(
+            f"{source if is_named else single} has no splits to choose from",
+            hint="omit --split" + "; add reads the examples, eval the items" * is_named,
+        )
     if file is not None:
         rows = load_table(file, **columns, on_error=on_error)
         return ExampleSource(rows, count_table(file))
@@ -71,7 +77,7 @@ def open_source(source: str, split: str | None, on_error: OnError, **columns: st
         raise SettingError(
             f"{source} is not a table", hint="omit --image-column and --label-column"
         )
-    if source == "digits":
+    if source == DIGITS:
         digits = list(load_digits())
         return ExampleSource(iter(digits), len(digits))
     if source.partition(":")[0] in PUBLISHED:

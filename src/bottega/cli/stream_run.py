@@ -152,7 +152,7 @@ class StreamRun:
 
     def _confirm(self) -> None:
         """Note the number and cost of the paid requests. Ask before more than `MOST_UNCONFIRMED`;
-        raise `Exit` if the user declines."""
+        raise `Exit` if the user declines, and `SettingError` without a terminal."""
         config, queries = self.config, [item.query for item in self.data.items]
         tokens = sum(len(q.text) // 4 + IMAGE_TOKENS * len(q.images) for q in queries)
         prompt = tokens // max(1, len(queries))
@@ -173,8 +173,12 @@ class StreamRun:
         if usd is not None:
             cost = f"{format_usd(usd)} USD if replies have {config.max_tokens} tokens"
         note(f"about {paid:,} paid requests for {cost}")
-        asks = self.asks and at_terminal() and paid > MOST_UNCONFIRMED
-        if asks and not typer.confirm("Continue?", err=True):
+        if not self.asks or paid <= MOST_UNCONFIRMED:
+            return
+        if not at_terminal():
+            problem = f"{paid:,} paid requests, more than {MOST_UNCONFIRMED:,}, need confirmation"
+            raise SettingError(problem, hint="add --yes")
+        if not typer.confirm("Continue?", err=True):
             raise Exit(1)
 
     @contextmanager
