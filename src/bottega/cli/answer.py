@@ -30,6 +30,7 @@ from bottega.cli.components import (
     open_prices,
     open_prompt,
     open_recorder,
+    traces_option,
 )
 from bottega.cli.knowledge_files import open_to_search
 from bottega.cli.options import (
@@ -51,6 +52,7 @@ from bottega.cli.options import (
 from bottega.cli.output import (
     note,
     noting_interruption,
+    plural,
     print_json,
     say,
     warn,
@@ -157,7 +159,8 @@ def classify(
         open_to_search(file, embed, namespace, by) as knowledge,
         open_recorder(traces if uses_model else StoreLocation(Path(NO_TRACES))) as record,
     ):
-        _note_fewer_examples(shots, knowledge)
+        if method != "logreg":  # which uses all examples
+            _note_fewer_examples(shots, knowledge)
         if (tuned := tuned_for(knowledge)) is not None:
             shots, ordered = shots or tuned.shots, ordered if order else tuned.order
         shots = shots or SHOTS
@@ -195,7 +198,7 @@ def classify(
 
 def _note_fewer_examples(shots: int | None, knowledge: KnowledgeBase) -> None:
     if shots is not None and shots > len(knowledge):
-        note(f"{shots} shots requested; all {len(knowledge)} examples are shown")
+        note(f"{shots} shots requested; only {plural(len(knowledge), 'example')} available")
 
 
 def ask(
@@ -278,8 +281,9 @@ def ask(
         print_json(answer_document(trace))
         return
     say(trace.answer.text)
-    if trace.tree is not None:
-        note(f"{trace.tree.calls} completions; show the search with bottega explain {trace.id}")
+    if trace.tree is not None and str(traces) != NO_TRACES:
+        command = f"bottega explain {trace.id}{traces_option(traces)}"
+        note(f"{trace.tree.calls} completions; show the search with {command}")
     if knowledge is None:
         _note_missing(generator.name, trace)
     questions = {one.example.query.text for one in trace.candidates}

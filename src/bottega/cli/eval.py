@@ -373,11 +373,12 @@ def _with_embedder(
 
 
 def _default_model(config: RunConfig) -> str:
-    """Return the name of the default model, and note the choice."""
+    """Return the name of the default model, and note the choice if a method uses it."""
     name = model_for(config.embed, config.benchmark)
     why = f"that of {config.benchmark}" if name == SIMULATED else f"for embedder {config.embed}"
     command = f"bottega eval {shlex.quote(config.benchmark)} --model NAME"
-    note(f"model {name}: {why}; to change it: {command}")
+    if config.retrieve in BY_DRAFT or any(METHODS[one].uses_model for one in config.methods):
+        note(f"model {name}: {why}; to change it: {command}")
     return name
 
 

@@ -17,13 +17,14 @@ from bottega._util.postgres import is_postgres_url
 from bottega._util.tracing import use_tracer
 from bottega.cli.components import open_recorder
 from bottega.cli.method_actor import ItemAnswer, MethodActor, MethodFactory
-from bottega.cli.output import note, waiting, warn
+from bottega.cli.output import note, plural, waiting, warn
 from bottega.cli.progress import CallCounter, progress
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE, LABELLED_IMAGES
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.image_limits import check_prompt_images, images_per_prompt
+from bottega.evaluation.methods import METHODS
 from bottega.evaluation.outcomes import Method, MethodKey, Outcome, ScoredAnswer
 from bottega.evaluation.planning import (
     check_benchmark_fit,
@@ -76,8 +77,9 @@ def run_methods(
     if isinstance(state.store, RunStore):
         state.store.plan(method_keys(config, data))
     available = max_demonstrations(data)
-    if max(config.shots) > available:
-        report(f"{max(config.shots)} shots requested; all {available} available examples are shown")
+    if max(config.shots) > available and any(METHODS[one].shots is None for one in config.methods):
+        only = plural(available, "example")
+        report(f"{max(config.shots)} shots requested; only {only} available")
     with open_recorder(traces) as record:
         if executor is None or remote is None:
             build = partial(MethodActor, data, settings, config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -67,15 +67,27 @@ def explain(
             console.print(root, soft_wrap=True)
     if out is not None:
         images |= _question_images(image or (), found)
-        absent = "the traces lack them; set --kb to the knowledge base that has them"
         if kb is not None:
             with open_rows(kb, namespace) as knowledge:
                 check_filled(knowledge, kb, namespace)
                 images |= knowledge.images(hashes)
-            absent = f"they are missing or damaged in {kb}; set --image for the question's own"
-        page = render_explanation(found, images, absent=absent)
+        page = render_explanation(found, images, absent=_absent(found, images, kb))
         out.write_text(page, encoding="utf-8", errors="replace", newline="\n")
         note(f"wrote {out}")
+
+
+def _absent(trace: StoredTrace, images: Collection[str], kb: StoreLocation | None) -> str:
+    """Return why images are missing on the page, and the options that provide them."""
+    lacking = image_hashes(trace).difference(images)
+    options = []
+    if kb is None and lacking.difference(trace.images):
+        options.append("--kb to a knowledge base that has those of the examples")
+    if lacking.intersection(trace.images):
+        options.append("--image to the image of the question")
+    where = "the traces" if kb is None else f"the traces and {kb}"
+    return f"{where} lack them or hold damaged ones" + f"; set {', and '.join(options)}" * bool(
+        options
+    )
 
 
 def _question_images(files: Sequence[Path], trace: StoredTrace) -> dict[str, Image]:

@@ -15,7 +15,7 @@ from typer import Argument, Option
 from bottega._util.event_loops import run_closing
 from bottega.bundled import bundled_folder
 from bottega.bundled.photo_model import NETWORKS
-from bottega.cli.components import stored_traces
+from bottega.cli.components import stored_traces, traces_option
 from bottega.cli.knowledge_files import none_here, open_rows, option_for, others
 from bottega.cli.options import (
     Json,
@@ -28,7 +28,7 @@ from bottega.cli.output import clock, note, plural, print_json, print_table, say
 from bottega.errors import NotFoundError, SettingError
 from bottega.generation import OpenAIGenerator
 from bottega.knowledge import And, Contains, Eq, Filter, Range
-from bottega.knowledge.embedders.names import packaged_name
+from bottega.knowledge.embedders.names import note_of, packaged_name
 from bottega.knowledge.tuned_settings import tuned_settings
 from bottega.naming import DISPATCHED, SIMULATED
 from bottega.recording import StoredTrace
@@ -151,10 +151,22 @@ def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) ->
         namespaces, elsewhere = knowledge.namespaces(), others(knowledge, namespace)
         tuned = tuned_settings(knowledge)
         counts = {label: len(ids) for label, ids in knowledge.ids_by_label().items() if label}
-    views = {v.name: {"embedder": v.fingerprint, "dimension": v.dimension} for v in stored.values()}
+        names = {
+            view.name: packaged_name(view.fingerprint) or knowledge.note(note_of(view))
+            for view in stored.values()
+        }
+    views = {
+        name: {
+            "embedder": names[name] or view.fingerprint,
+            "fingerprint": view.fingerprint,
+            "dimension": view.dimension,
+        }
+        for name, view in stored.items()
+    }
     if json:
+        first = next((view["embedder"] for view in views.values()), None)
         document = {**found, "label_counts": counts, "views": views, "namespaces": namespaces}
-        print_json({**document, "tuned": tuned})
+        print_json({**document, "embedder": first, "tuned": tuned})
         return
     totals = [(name, str(value)) for name, value in found.items() if name not in VIEW_FIELDS]
     if counts:
@@ -166,8 +178,8 @@ def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) ->
     if views:
         say("")
         rows = [
-            (v.name, packaged_name(v.fingerprint) or "-", v.fingerprint, v.dimension)
-            for v in stored.values()
+            (name, names[name] or "-", view.fingerprint, view.dimension)
+            for name, view in stored.items()
         ]
         print_table(("view", "embedder", "fingerprint", "dimension"), rows)
     if elsewhere:
@@ -212,7 +224,8 @@ def log(
             else:
                 print_trace(trace)
                 if trace.tree is not None:
-                    note(f"show the search with bottega explain {trace.id}")
+                    command = f"bottega explain {trace.id}{traces_option(traces)}"
+                    note(f"show the search with {command}")
             return
         found = store.search(text or "", tier=tier, namespace=namespace, since=since, limit=limit)
         summary = store.summary()
@@ -222,11 +235,13 @@ def log(
         return
     # Tiers of evaluations and gateways have names of their own.
     has_tiers = any(t.tier != t.model for t in found)
+    paths = {file for one in found for file in one.files}
+    names = Counter(Path(file).name for file in paths)
     rows = [
         (
             t.id[:length],
             clock(t.time),
-            ", ".join(Path(file).name for file in t.files) or ("-" if t.images else ""),
+            ", ".join(_file_name(file, names) for file in t.files) or ("-" if t.images else ""),
             _shortened(t.question),
             t.model,
             *([t.tier] if has_tiers else []),
@@ -242,6 +257,11 @@ def log(
     columns = ("id", "time", "file", "question", "model", *tier_column, "answer")
     print_table((*columns, "shots", "tokens", "seconds", "USD"), rows)
     note(f"{len(found)} of {summary.count} in {store.path}")
+
+
+def _file_name(file: str, counts: Mapping[str, int]) -> str:
+    """Return the name of a file, or its path if other files have the same name."""
+    return file if counts[Path(file).name] > 1 else Path(file).name
 
 
 def _shortened(text: str) -> str:

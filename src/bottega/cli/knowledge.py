@@ -336,7 +336,7 @@ def reindex(
         note_embedder(knowledge, name, spec)
     shown = packaged_name(embedder.fingerprint) or spec
     text = f"{count} examples embedded by {shown} as {name}"
-    print_result(json, {"view": name, "embedded": count, "embedder": embedder.fingerprint}, text)
+    print_result(json, {"view": name, "embedded": count, "embedder": shown}, text)
 
 
 def pin(file: KnowledgeFile, ids: Ids, namespace: Namespace = "", json: Json = False) -> None:

@@ -20,7 +20,14 @@ from bottega._util.progress import (
     showing_progress,
     size_of,
 )
-from bottega.errors import LogPrunedError, OnError, SettingError, StoreError, error_handler
+from bottega.errors import (
+    EmbedderMismatchError,
+    LogPrunedError,
+    OnError,
+    SettingError,
+    StoreError,
+    error_handler,
+)
 from bottega.image import path_text
 from bottega.knowledge.batch import check_annotation, embedded_batches, reindex, replace_batch
 from bottega.knowledge.copy_store import check_finished
@@ -183,6 +190,13 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
                 hnsw_above=hnsw_above,
                 vectors=vectors,
             )
+        except EmbedderMismatchError as error:
+            rows.close()
+            if (stored := packaged_name(error.stored)) is None:
+                raise
+            given = packaged_name(error.given) or error.given
+            hint = f"omit embed= to open it with {stored}, or build a new file with {given}"
+            raise EmbedderMismatchError(error.stored, error.given, hint=hint) from error
         except BaseException:
             rows.close()
             raise
