@@ -303,7 +303,7 @@ def test_folders_beside_a_table_of_their_images_are_not_classes(
     added = run("add", "k.db", source, "--embed", "pixels")
     if refusal is None:
         assert added.code == 0, added.err
-        added_classes = run("ls", "k.db", "--json").json
+        added_classes: Any = run("ls", "k.db", "--json").json
         assert {one["answer"] for one in added_classes} >= {"cat", "dog"}
     else:
         assert (added.code, refusal in added.err) == (1, True), added.err

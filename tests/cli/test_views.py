@@ -214,8 +214,8 @@ def test_repair_rebuilds_its_own_vectors_and_names_the_others(run: Run, file: Pa
     connection.close()
     repaired = run("verify", file, "--repair")
     assert repaired.code == 1
-    assert "repaired: 1 vectors 'looks'" in repaired.out
-    assert "WRONG: 1 vectors 'answer' are missing or damaged" in repaired.out
+    assert "repaired: 1 vector 'looks'" in repaired.out
+    assert "WRONG: 1 vector 'answer' missing or damaged" in repaired.out
     assert "; repaired only with the embedder" in repaired.out
 
 

@@ -12,6 +12,7 @@ from typer import Argument, Exit, Option
 
 from bottega._util.event_loops import for_each, run_closing
 from bottega._util.locations import StoreLocation
+from bottega._util.progress import plural
 from bottega.cli.answer_output import ImageResult, answer_document, kept_text, report_images
 from bottega.cli.answer_search import (
     AskCompressor,
@@ -52,7 +53,6 @@ from bottega.cli.options import (
 from bottega.cli.output import (
     note,
     noting_interruption,
-    plural,
     print_json,
     say,
     warn,
@@ -283,7 +283,7 @@ def ask(
     say(trace.answer.text)
     if trace.tree is not None and str(traces) != NO_TRACES:
         command = f"bottega explain {trace.id}{traces_option(traces)}"
-        note(f"{trace.tree.calls} completions; show the search with {command}")
+        note(f"{plural(trace.tree.calls, 'completion')}; show the search with {command}")
     if knowledge is None:
         _note_missing(generator.name, trace)
     questions = {one.example.query.text for one in trace.candidates}

@@ -14,10 +14,11 @@ from bottega._util.event_loops import run_closing
 from bottega._util.executor import Actor, Executor, LocalExecutor
 from bottega._util.locations import StoreLocation
 from bottega._util.postgres import is_postgres_url
+from bottega._util.progress import plural
 from bottega._util.tracing import use_tracer
 from bottega.cli.components import open_recorder
 from bottega.cli.method_actor import ItemAnswer, MethodActor, MethodFactory
-from bottega.cli.output import note, plural, waiting, warn
+from bottega.cli.output import note, waiting, warn
 from bottega.cli.progress import CallCounter, progress
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
@@ -162,7 +163,9 @@ def _store_thumbnails(path: Path, data: Benchmark, method: Method) -> None:
     with progress("thumbnails", None) as step:
         count = keep_thumbnails(path, data, method, progress=step, on_error=warn)
     if count:
-        note(f"{count} thumbnails for the report in {time.perf_counter() - started:.1f} s")
+        note(
+            f"{plural(count, 'thumbnail')} for the report in {time.perf_counter() - started:.1f} s"
+        )
 
 
 def _cost(scored: ScoredAnswer | None) -> float:

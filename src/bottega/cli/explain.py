@@ -12,6 +12,7 @@ from rich.tree import Tree
 from typer import Argument, Option
 
 from bottega._util.locations import StoreLocation
+from bottega._util.progress import plural
 from bottega.cli.components import stored_traces
 from bottega.cli.inspection import print_trace
 from bottega.cli.knowledge_files import check_filled, open_rows
@@ -58,8 +59,8 @@ def explain(
         if found.tree is not None:
             tree = found.tree
             say(
-                f"search:   ended {ENDED[tree.ended]}; {tree.requests} requests, {tree.calls}"
-                " completions; ● is the chosen sequence"
+                f"search:   ended {ENDED[tree.ended]}; {plural(tree.requests, 'request')},"
+                f" {plural(tree.calls, 'completion')}; ● is the chosen sequence"
             )
             names = [_name(one, found.question) for one in tree.demonstrations]
             root = Tree(_line(names, tree.root, chosen=True), guide_style="dim")
@@ -85,9 +86,8 @@ def _absent(trace: StoredTrace, images: Collection[str], kb: StoreLocation | Non
     if lacking.intersection(trace.images):
         options.append("--image to the image of the question")
     where = "the traces" if kb is None else f"the traces and {kb}"
-    return f"{where} lack them or hold damaged ones" + f"; set {', and '.join(options)}" * bool(
-        options
-    )
+    advice = f"; set {', and '.join(options)}" if options else ""
+    return f"{where} lack them or hold damaged ones{advice}"
 
 
 def _question_images(files: Sequence[Path], trace: StoredTrace) -> dict[str, Image]:

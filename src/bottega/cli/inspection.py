@@ -13,6 +13,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from bottega._util.event_loops import run_closing
+from bottega._util.progress import plural
 from bottega.bundled import bundled_folder
 from bottega.bundled.photo_model import NETWORKS
 from bottega.cli.components import stored_traces, traces_option
@@ -24,7 +25,7 @@ from bottega.cli.options import (
     RecordedTraces,
     since_option,
 )
-from bottega.cli.output import clock, note, plural, print_json, print_table, say
+from bottega.cli.output import clock, note, print_json, print_table, say
 from bottega.errors import NotFoundError, SettingError
 from bottega.generation import OpenAIGenerator
 from bottega.knowledge import And, Contains, Eq, Filter, Range
@@ -94,7 +95,7 @@ def ls(
         for e in examples
     ]
     print_table(("id", "answer", "image", "source"), rows)
-    say(f"{len(examples)} of {total} examples")
+    say(f"{len(examples)} of {plural(total, 'example')}")
 
 
 def _filter(tags: Sequence[str], text: str | None, since: float | None) -> Filter:
@@ -370,7 +371,7 @@ def print_trace(trace: StoredTrace) -> None:
         print_table(("position", answer, "score", "example", "source"), rows)
     if (one := trace.compression) is not None:
         store = f", store {one.store}" if one.store else ""
-        say(f"prefix:   {one.tokens} tokens by the compressor {one.compressor}{store}")
+        say(f"prefix:   {plural(one.tokens, 'token')} by the compressor {one.compressor}{store}")
     for text, count in Counter(one.text for one in trace.completions).items():
         say(f"reply:    {f'({count} times) ' if count > 1 else ''}{text}")
     reasons = trace.answer.rationale

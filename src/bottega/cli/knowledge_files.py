@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bottega._util.locations import StoreLocation
+from bottega._util.progress import plural
 from bottega.cli.components import OpenEmbedder, open_embedder
 from bottega.errors import EmbedderMismatchError, EmptyKnowledgeBaseError, SettingError, StoreError
 from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE
@@ -37,7 +38,9 @@ def counted(namespaces: Mapping[str, int]) -> str:
     """Return text such as `12 in 'team-a', 3 in 'team-b'`; a long list is truncated."""
     shown = [f"{count} in {name!r}" for name, count in namespaces.items()]
     more = len(shown) - MAX_NAMED
-    return ", ".join([*shown[:MAX_NAMED], *([f"and {more} more namespaces"] if more > 0 else [])])
+    return ", ".join(
+        [*shown[:MAX_NAMED], *([f"and {plural(more, 'more namespace')}"] if more > 0 else [])]
+    )
 
 
 def option_for(namespaces: Mapping[str, int]) -> str:
