@@ -159,8 +159,7 @@ def classify(
         open_to_search(file, embed, namespace, by) as knowledge,
         open_recorder(traces if uses_model else StoreLocation(Path(NO_TRACES))) as record,
     ):
-        if method != "logreg":  # which uses all examples
-            _note_fewer_examples(shots, knowledge)
+        _note_fewer_examples(None if method == "logreg" else shots, knowledge)
         if (tuned := tuned_for(knowledge)) is not None:
             shots, ordered = shots or tuned.shots, ordered if order else tuned.order
         shots = shots or SHOTS
@@ -281,9 +280,7 @@ def ask(
         print_json(answer_document(trace))
         return
     say(trace.answer.text)
-    if trace.tree is not None and str(traces) != NO_TRACES:
-        command = f"bottega explain {trace.id}{traces_option(traces)}"
-        note(f"{plural(trace.tree.calls, 'completion')}; show the search with {command}")
+    _note_search(trace, traces)
     if knowledge is None:
         _note_missing(generator.name, trace)
     questions = {one.example.query.text for one in trace.candidates}
@@ -292,6 +289,12 @@ def ask(
             f"the shown examples answer another question: {questions.pop()!r}; ask that question,"
             f" or add examples of yours to {kb}"
         )
+
+
+def _note_search(trace: Trace, traces: StoreLocation | None) -> None:
+    if trace.tree is not None and str(traces) != NO_TRACES:
+        calls, id = plural(trace.tree.calls, "completion"), trace.id
+        note(f"{calls}; show the search with bottega explain {id}{traces_option(traces)}")
 
 
 def _note_missing(model: str, trace: Trace) -> None:

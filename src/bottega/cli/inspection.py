@@ -225,8 +225,7 @@ def log(
             else:
                 print_trace(trace)
                 if trace.tree is not None:
-                    command = f"bottega explain {trace.id}{traces_option(traces)}"
-                    note(f"show the search with {command}")
+                    note(f"show the search with bottega explain {trace.id}{traces_option(traces)}")
             return
         found = store.search(text or "", tier=tier, namespace=namespace, since=since, limit=limit)
         summary = store.summary()
@@ -236,8 +235,7 @@ def log(
         return
     # Tiers of evaluations and gateways have names of their own.
     has_tiers = any(t.tier != t.model for t in found)
-    paths = {file for one in found for file in one.files}
-    names = Counter(Path(file).name for file in paths)
+    names = Counter(Path(file).name for file in {file for one in found for file in one.files})
     rows = [
         (
             t.id[:length],

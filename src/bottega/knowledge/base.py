@@ -60,6 +60,14 @@ def _open_rows(path: str | Path, *, create: bool, embeds: bool, namespace: str) 
     return PostgresRows(url, namespace, create=create)
 
 
+def _with_names(error: EmbedderMismatchError) -> EmbedderMismatchError:
+    """Return the error with a hint that names the packaged embedders."""
+    stored, given = (packaged_name(one) or one for one in (error.stored, error.given))
+    omit = "" if stored == error.stored else f"omit embed= to open it with {stored}, or "
+    hint = f"{omit}build a new file with {given}"
+    return EmbedderMismatchError(error.stored, error.given, hint=hint)
+
+
 def _search_of(
     rows: Rows, views: Views, metric: Metric, hnsw_above: int | None, vectors: str | None
 ) -> VectorSearch:
@@ -190,15 +198,10 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
                 hnsw_above=hnsw_above,
                 vectors=vectors,
             )
-        except EmbedderMismatchError as error:
+        except BaseException as error:
             rows.close()
-            if (stored := packaged_name(error.stored)) is None:
-                raise
-            given = packaged_name(error.given) or error.given
-            hint = f"omit embed= to open it with {stored}, or build a new file with {given}"
-            raise EmbedderMismatchError(error.stored, error.given, hint=hint) from error
-        except BaseException:
-            rows.close()
+            if isinstance(error, EmbedderMismatchError):
+                raise _with_names(error) from error
             raise
 
     @classmethod
