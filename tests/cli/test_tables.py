@@ -259,6 +259,11 @@ BESIDE: dict[str, tuple[dict[str, bytes], str | None]] = {
         FLAT | {"t.TSV": b"n\tfile\tlabel\n" + NAMES.replace(",", "\t").encode()},
         "t.TSV names the images",
     ),
+    "numbers": (
+        {"train/1.png": IMAGES[FILES[0]], "labels.csv": b"id,label\n1,cat\n"},
+        "labels.csv names the images",
+    ),
+    "spaces": (IMAGES | {"my.csv": b" " * (1 << 16)}, None),
     "lines": (
         IMAGES | {"my.jsonl": b'{"image": "cat/1.png", "label": "x"}'},
         "my.jsonl names the images",

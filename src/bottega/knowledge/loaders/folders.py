@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import chain
 from pathlib import Path, PurePath
@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 import numpy as np
 from PIL import Image as Pillow
 
+from bottega._util.progress import plural
 from bottega.errors import (
     BottegaError,
     ImageError,
@@ -164,7 +165,8 @@ def find_image(folder: Path, name: str, prefixes: Sequence[str]) -> Image | None
             return open_within(root, name)
     suffixes = ("",) if PurePath(name).suffix.lower() in SUFFIXES else ID_SUFFIXES
     paths = (f"{root}{name}{suffix}" for root in prefixes for suffix in suffixes)
-    found = [path for path in paths if existing_name(folder, path) is not None]
+    names = dict.fromkeys(existing_name(folder, path) for path in paths)
+    found = [*filter(None, names)]
     if len(found) > 1:
         raise ImageError(
             f"{name!r} may be {' or '.join(found)}", hint="give paths relative to the table"
@@ -220,7 +222,7 @@ def _digit_images() -> list[tuple[Image, int]]:
 
 EXPORTED = ("examples.jsonl", "images")
 TABLES = (".csv", ".tsv", ".jsonl")
-CELLS = re.compile(r"""[\s,;|"'/\\]*[\t,;|"'/\\][\s,;|"'/\\]*""")
+SEPARATORS = re.compile(r"""[\t,;|"'/\\]""")  # also of folders
 ROWS = 20  # of a table that are read to decide if it names images
 LAYOUT = "use FOLDER/CLASS/IMAGE.jpg, such as pets/cat/1.jpg and pets/dog/2.jpg"
 
@@ -329,7 +331,8 @@ def _check_layout(
         is_table = path.parent in places and path.suffix.lower() in TABLES
         if is_table and _names_images(read_head(path), scan):
             name = path_text(path)
-            read = UNPACK if is_archive(path) else f"name the table: {name} (eval: table:{name})"
+            spec = "" if path.suffix == ".jsonl" else f" (bottega eval: table:{name})"
+            read = UNPACK if is_archive(path) else f"name the table: {name}{spec}"
             raise LoadError(
                 f"{name} names the images, so their folders are not their classes",
                 hint=f"{read}, or move the table elsewhere to use the folders",
@@ -338,8 +341,8 @@ def _check_layout(
     texts = scan.unread[".txt"]
     if texts and "labels" in {*map(str.casefold, scan.folders)} - filled and "images" in filled:
         raise LoadError(
-            f"{path_text(scan.root)} has the folders images and labels, with {texts} .txt files,"
-            " as for object detection, and no classes",
+            f"{path_text(scan.root)} has the folders images and labels, with"
+            f" {plural(texts, '.txt file')}, as for object detection, and no classes",
             hint=LAYOUT,
         )
 
@@ -348,17 +351,20 @@ def _names_images(head: bytes, scan: FolderScan) -> bool:
     """Return whether one of the first rows of a table contains the file name of an image, or begins
     with one that lacks the suffix."""
     names = {path.name for path in scan.images}
-    ids = {path.stem for path in scan.images if not path.stem.isdigit()}.difference(scan.folders)
-    rows = [CELLS.split(row) for row in head.decode(errors="replace").splitlines()[:ROWS]]
+    numbers = len(scan.folders) < 2  # such as a column of counts beside several classes
+    ids = {path.stem for path in scan.images if numbers or not path.stem.isdigit()}
+    ids -= {*scan.folders}
+    lines = head.decode(errors="replace").splitlines()[:ROWS]
+    rows = [[cell.strip() for cell in SEPARATORS.split(line)] for line in lines]
     firsts = (next(filter(None, row), "") for row in rows[1:])
     return not names.isdisjoint(chain.from_iterable(rows)) or not ids.isdisjoint(firsts)
 
 
 def _read_head(path: Path) -> bytes:
-    if not path.is_file():
-        return b""
-    with path.open("rb") as file:
-        return file.read(HEADER_BYTES)
+    if path.is_file():
+        with suppress(OSError), path.open("rb") as file:
+            return file.read(HEADER_BYTES)
+    return b""
 
 
 def _labelled_paths(scan: FolderScan, on_error: OnRowError) -> list[tuple[str, Path]]:
