@@ -180,7 +180,7 @@ def test_verification_finds_a_missing_vector_and_repairs_it(kb: KnowledgeBase) -
     rows = kb._rows
     rows.read("DELETE FROM kb_vectors_1 WHERE key = 2")  # type: ignore[attr-defined]
     report = kb.verify()
-    assert [problem.what[:9] for problem in report.problems] == ["1 vectors"]
+    assert [problem.what[:9] for problem in report.problems] == ["1 vector "]
     assert (report.examples, report.images) == (6, 1)
     assert kb.verify(repair=True).sound and kb.verify(deep=True).problems == ()
 

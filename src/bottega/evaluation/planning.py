@@ -10,14 +10,13 @@ from functools import partial
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.config import RunConfig
+from bottega.evaluation.config import CUSTOM, RunConfig
 from bottega.evaluation.controls import swapped_prompter, swapped_recorder
 from bottega.evaluation.examples import is_passage, names_passages
 from bottega.evaluation.logistic import KnowledgeBaseLogistic
 from bottega.evaluation.methods import (
     CHOICE_METHODS,
     COMPRESSION_METHODS,
-    CUSTOM,
     LABEL_METHODS,
     LOGREG,
     METHODS,

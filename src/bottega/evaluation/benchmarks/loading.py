@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from bottega import pixels
+from bottega._util.progress import plural
 from bottega.errors import ImageError, LoadError, NoticeError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.files import (
@@ -219,8 +220,9 @@ def _sample_share(examples: Sequence[Example], share: float, seed: int) -> list[
 def _check_size(benchmark: Benchmark) -> None:
     if not benchmark.items or not benchmark.knowledge:
         raise LoadError(
-            f"{benchmark.name} needs items and examples, got {len(benchmark.items)} items and "
-            f"{len(benchmark.knowledge)} examples",
+            f"{benchmark.name} needs items and examples, got"
+            f" {plural(len(benchmark.items), 'item')} and"
+            f" {plural(len(benchmark.knowledge), 'example')}",
             hint="check the folder; each class folder needs two images",
         )
 

@@ -192,6 +192,13 @@ def count_manyicl(folder: str | Path, split: str = "demo") -> int:
     return len(_labelled_files(Path(folder) / f"{split}.csv", ignore_error))
 
 
+def is_manyicl(folder: Path) -> bool:
+    """Return whether a folder has images and rows of `demo.csv` in the layout of ManyICL. Raises
+    `LoadError`."""
+    has_images = (folder / "images").is_dir() and (folder / "demo.csv").exists()
+    return has_images and count_manyicl(folder) > 0
+
+
 def manyicl_classes(folder: str | Path, split: str = "demo") -> list[str]:
     """Return the class columns of FOLDER/demo.csv in their order. Raises `LoadError`."""
     table = Path(folder) / f"{split}.csv"

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
@@ -24,12 +25,13 @@ from bottega.errors import (
 )
 from bottega.image import Image, path_text
 from bottega.knowledge.loaders.folders import (
-    existing_name,
+    find_image,
     join_labels,
     label_text,
     open_within,
 )
 from bottega.knowledge.loaders.jsonl import Row, parse_rows
+from bottega.knowledge.loaders.scan import subfolders
 from bottega.types import IMAGE_QUESTION, Example, Query
 
 if TYPE_CHECKING:
@@ -168,12 +170,11 @@ class Columns:
         return () if is_missing else (image_of_cell(value, self.folder, source, hint=COLUMN_HINT),)
 
     def _image(self, text: str, source: str) -> Image:
-        """Return the image of a path inside the folder, a path in its subfolder `images`, a data
-        URL or base64."""
+        """Return the image of a path inside the folder, a name or id in a subfolder, a
+        data URL or base64."""
         folder = self.folder
-        for root in () if folder is None else (folder, folder / "images"):
-            if existing_name(root, text) is not None:
-                return open_within(root, text)
+        if folder and (image := find_image(folder, text, self._prefixes)) is not None:
+            return image
         if len(text) >= SHORTEST_BASE64 or text.startswith("data:"):
             return Image.from_data_url(text, source=source)
         problem = "is not base64" if folder is None else f"does not exist in {path_text(folder)}"
@@ -181,6 +182,11 @@ class Columns:
             f"image {text!r} {problem}",
             hint="give paths relative to the folder of the table, or base64",
         )
+
+    @cached_property
+    def _prefixes(self) -> list[str]:
+        """Folders of images, relative to that of the table."""
+        return ["", *(f"{name}/" for name in subfolders(self.folder or Path()))]
 
     def _options(self, row: Row) -> tuple[str, ...]:
         """Return the choices; an empty one keeps its place, which a letter or index may name."""
