@@ -25,7 +25,7 @@ TARGETS = (
         "gateway/test_ledger gateway/test_ledger_writer"
         " gateway/test_limiter gateway/test_accounts gateway/test_budgets"
         " gateway/test_access gateway/test_estimates gateway/test_rollups gateway/test_savings"
-        " gateway/test_sequential gateway/test_feedback cli/test_savings",
+        " gateway/test_sequential gateway/test_feedback gateway/test_experiments cli/test_savings",
     ),
     Target(
         "gateway/finalization gateway/calls",
@@ -100,7 +100,8 @@ TARGETS = (
     ),
     Target(
         "gateway/image_fetcher",
-        "gateway/test_addresses gateway/test_fetching gateway/test_internal_addresses",
+        "gateway/test_addresses gateway/test_fetching gateway/test_internal_addresses"
+        " gateway/test_passed_urls",
     ),
     Target(
         "gateway/response_cache",
