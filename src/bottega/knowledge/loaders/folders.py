@@ -37,17 +37,23 @@ SNAPSHOTS = "snapshots"  # in a repository of a hub's cache
 MAX_SIMILAR = 3  # groups of similar labels in a note
 MAX_LABEL = 1000
 MAX_PATH = 4096
+URLS = ("http://", "https://")
+# Of files that a table names without: 0001 for 0001.jpg.
+OMITTED_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".JPG", ".JPEG", ".PNG")
 # Default-ignorable characters of Unicode that a label may contain.
 INVISIBLE = re.compile(
     r"[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
     r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
 )
+WHOLE = re.compile(r"([+-]?\d+)\.0+")
 WIDE = re.compile(r"[\uff00-\uffef]+")  # full-width and half-width forms
 
 
 def label_text(name: str) -> str:
-    """Return the label in one Unicode form and on one line, so equal-looking labels are equal."""
+    """Return the label in one Unicode form and on one line, and whole numbers without decimals, so
+    labels are equal if they look equal or are equal numbers in another format."""
     text = one_line(name)
+    text = whole[1] if (whole := WHOLE.fullmatch(text)) else text
     if not text:
         raise LoadError("the label is empty", hint="give every class a name")
     if len(text) > MAX_LABEL:
@@ -56,6 +62,11 @@ def label_text(name: str) -> str:
             hint="give long texts as answer, not as label",
         )
     return text
+
+
+def value_text(value: object) -> str:
+    """Return the text of a value, of whole numbers without decimals."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def one_line(text: str) -> str:
@@ -141,10 +152,16 @@ def hub_snapshot(path: Path) -> Path:
 
 
 def existing_name(folder: Path, name: str) -> str | None:
-    """Return the name, or its form with slashes for a Windows path, if the file exists."""
+    """Return the name, its form with slashes for a Windows path, or with a suffix that it lacks, if
+    the file exists. Raises `ImageError` for a URL."""
+    if name.startswith(URLS):
+        raise ImageError(
+            f"image {name[:80]!r} is not fetched", hint="download the images and give their paths"
+        )
     if len(name) > MAX_PATH:  # base64: building a path of it takes long
         return None
-    for each in (name, name.replace("\\", "/")):
+    slashed = name.replace("\\", "/")
+    for each in (name, slashed, *map(slashed.__add__, OMITTED_SUFFIXES)):
         try:
             if (folder / each).exists():
                 return each
