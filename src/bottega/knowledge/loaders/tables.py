@@ -152,17 +152,17 @@ class Columns:
     @classmethod
     def infer(cls, features: Features, given: Names, question: str, folder: Path | None) -> Self:
         """Return the columns, inferring those that are not given from types and usual names."""
+        spelled = (given.image, given.label, given.question, given.answer)
+        image, label, question_name, answer = (_spelled(features, name) for name in spelled)
+        given = Names(image, label, question_name, answer)
         typed = (name for name, kind in features.items() if type(kind).__name__ == "Image")
         with_classes = (name for name, kind in features.items() if _classes(kind))
         letters = takewhile(features.__contains__, ascii_uppercase)
         names = Names(
-            _spelled(features, given.image) or next(typed, None) or _named(features, IMAGE_NAMES),
-            _spelled(features, given.label)
-            or _named(features, LABEL_NAMES)
-            or next(with_classes, None),
-            _spelled(features, given.question) or _named(features, QUESTION_NAMES),
-            _spelled(features, given.answer)
-            or (None if given.label else _named(features, ANSWER_NAMES)),
+            given.image or next(typed, None) or _named(features, IMAGE_NAMES),
+            given.label or _named(features, LABEL_NAMES) or next(with_classes, None),
+            given.question or _named(features, QUESTION_NAMES),
+            given.answer or (None if given.label else _named(features, ANSWER_NAMES)),
             _named(features, CHOICES_NAMES),
             tuple(letters) if "B" in features else (),
             "hint" if "hint" in features else None,
@@ -194,16 +194,14 @@ class Columns:
     ) -> tuple[str, tuple[str, ...] | None]:
         """Return the answer, and the labels of a list of them. A printed list of numbers is a list
         as a label, but may be an interval as an answer."""
-        names, choices = self.names, any(options)
+        names = self.names
         parts = _printed_list(value) if isinstance(value, str) else None
-        if parts is not None and (
-            names.answer is None or all(isinstance(one, str) for one in parts)
-        ):
+        if parts is not None and not (names.answer and any(type(one) is not str for one in parts)):
             value = parts
         if names.answer is None and isinstance(value, list):
             labels = tuple(self._label(part) for part in value)
             return join_labels(labels), labels
-        is_answer = names.answer is not None or (choices and not self.classes)
+        is_answer = names.answer is not None or (any(options) and not self.classes)
         by_letter = bool(names.options) and names.choices is None
         return _answer(value, options, by_letter) if is_answer else self._label(value), None
 
