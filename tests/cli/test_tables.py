@@ -16,6 +16,7 @@ import pytest
 
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.image import MAX_BYTES
+from bottega.knowledge import load_hugging_face, load_jsonl, load_table
 from bottega.knowledge.loaders import archives, delimited
 from tests.builders import solid_image
 from tests.cli.conftest import Run
@@ -69,6 +70,13 @@ CSV = {
     "other columns": ("id,label,note,filename", '7,{label},"a, b",{file}'),
     "Windows": ("image,label", "{windows},{label}"),
     "absolute": ("image,label", "{absolute},{label}"),
+    "spaces around cells": ("image, label", '{file} , "{label}"'),
+    "unnamed columns": ("image,label,,", "{file},{label},,"),
+    "an unnamed column with notes": (",image,label", "7,{file},{label}"),
+    "more delimiters than columns": ("image,label", "{file},{label},,"),
+    "fewer delimiters than columns": ("image,label,,", "{file},{label}"),
+    "Excel's separator": ("sep=;\r\nimage;label", "{file};{label}"),
+    "names without suffix": ("image,label", "{stem},{label}"),
 }
 
 
@@ -80,6 +88,7 @@ def test_csv_files_name_images_and_labels(run: Run, images: Path, form: str) -> 
             file=name,
             windows=name.replace("/", "\\"),
             absolute=images / name,
+            stem=name.removesuffix(".png"),
             label=name.partition("/")[0],
         )
         for name in FILES
@@ -95,12 +104,17 @@ def test_columns_with_other_names_are_asked_for(run: Run, images: Path) -> None:
         ((), "--label-column"),
         (("--label-column", "kind"), "--image-column"),
         (("--label-column", "kinds", "--image-column", "photo_of_animal"), "column 'kinds'"),
+        (
+            ("--label-column", "kinds", "--image-column", "photo"),
+            "column 'photo' does not exist; column 'kinds' does not exist",
+        ),
+        ((), "label and answer columns are missing; image and question columns are missing"),
     ):
         refused = run("add", "k.db", "my.tsv", *options)
         assert (refused.code, Path("k.db").exists()) == (1, False)
         assert missing in refused.err
         assert "its columns are photo_of_animal, kind" in refused.err
-    named = ("--image-column", "photo_of_animal", "--label-column", "kind")
+    named = ("--image-column", "Photo_of_Animal", "--label-column", "KIND")
     assert added_labels(run, "my.tsv", *named) == LABELS
     refused = run("add", "other.db", "cat", *named)
     assert (refused.code, "cat is not a table" in refused.err) == (2, True)
@@ -114,6 +128,11 @@ def test_columns_with_other_names_are_asked_for(run: Run, images: Path) -> None:
         ("image,label\n", "has no examples"),
         ("image,label\ngone.png,cat\n", "line 2: image 'gone.png' does not exist"),
         ("image,label\n../x.png,cat\n", "line 2"),
+        (
+            "image,label\nhttps://example.org/1.png,cat\n",
+            "line 2: image 'https://example.org/1.png' is not fetched",
+        ),
+        ("image,label\ncat/1.png,cat,x\n", "line 2: expected 2 columns, got 3"),
         ("image,label\ncat/1.png\n", "line 2: expected 2 columns, got 1"),
         ("image,label\ncat/1.png,\n", "line 2: label is missing"),
         ("image,label\n,cat\n", "line 2: image is missing"),
@@ -461,6 +480,70 @@ def test_names_in_a_zip_are_utf_8_also_without_the_flag(run: Run, tmp_path: Path
     assert packed.count(name) == 2
     Path("my.zip").write_bytes(packed)
     assert added_labels(run, "my.zip") == {"café": 1, "dog": 1}
+
+
+# The values of a column of labels in CSV, JSON and Python, and the label of all formats.
+VALUES: dict[str, tuple[str, object, str]] = {
+    "a negative number": ("-1", -1, "-1"),
+    "a whole number": ("7", 7, "7"),
+    "a whole float": ("1.0", 1.0, "1"),
+    "zero": ("0.0", 0.0, "0"),
+    "a fraction": ("2.5", 2.5, "2.5"),
+    "true": ("True", True, "True"),
+    "false": ("False", False, "False"),
+    "an id": ("007", "007", "007"),
+    "a version": ("1.0.0", "1.0.0", "1.0.0"),
+}
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize("form", ["csv", "jsonl", "labels", "metadata.jsonl", "parquet"])
+@pytest.mark.parametrize("case", VALUES)
+def test_a_label_is_the_same_in_all_formats(images: Path, case: str, form: str) -> None:
+    cell, value, expected = VALUES[case]
+    row = {"image": FILES[0], "label": value}
+    if form == "csv":
+        Path("my.csv").write_text(f"image,label\n{FILES[0]},{cell}\n")
+        [found] = load_table("my.csv")
+    elif form == "metadata.jsonl":
+        Path(form).write_text(json.dumps(row))
+        [found] = load_table(form)
+    elif form == "parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        pytest.importorskip("datasets")
+        parquet.write_table(pytest.importorskip("pyarrow").Table.from_pylist([row]), "my.parquet")
+        [found] = load_hugging_face("my.parquet")
+    else:
+        lists = {"image": FILES[0], "labels": [value]}
+        Path("my.jsonl").write_text(json.dumps(lists if form == "labels" else row))
+        [found] = load_jsonl("my.jsonl")
+    assert found.answer == expected
+
+
+# A cell of labels or of answers: the labels and the answer.
+CELLS: dict[str, tuple[str, str, tuple[str, ...] | None, str]] = {
+    "as Python prints it": ("label", "['pug', 'dog']", ("pug", "dog"), "pug, dog"),
+    "as JSON": ("label", '["pug","dog"]', ("pug", "dog"), "pug, dog"),
+    "as NumPy prints it": ("label", "['pug' 'dog']", ("pug", "dog"), "pug, dog"),
+    "numbers": ("label", "[1, 2.0]", ("1", "2"), "1, 2"),
+    "an empty list": ("label", "[]", (), "none"),
+    "a text in brackets": ("label", "[sic] dog", None, "[sic] dog"),
+    "a quoted text in brackets": ("label", "[sic] 'dog'", None, "[sic] 'dog'"),
+    "words in brackets": ("label", "[pug, dog]", None, "[pug, dog]"),
+    "answers of annotators": ("answer", "['no', 'yes', 'yes']", None, "yes"),
+    "an interval": ("answer", "[1, 2]", None, "[1, 2]"),
+    "an answer in brackets": ("answer", "[sic] dog", None, "[sic] dog"),
+}
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize("case", CELLS)
+def test_a_printed_list_is_a_list(images: Path, case: str) -> None:
+    column, cell, labels, answer = CELLS[case]
+    with Path("my.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["image", column], [FILES[0], cell]])
+    [found] = load_table("my.csv")
+    assert (found.labels, found.answer) == (labels, answer)
 
 
 @pytest.mark.parametrize("suffix", [".JSONL", ".Csv", ".PARQUET"])

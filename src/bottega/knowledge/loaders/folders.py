@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import chain
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import numpy as np
 from PIL import Image as Pillow
@@ -25,7 +25,6 @@ from bottega.errors import (
 from bottega.image import Image, path_text
 from bottega.knowledge.loaders.archives import HEADER_BYTES, UNPACK, is_archive, open_archive
 from bottega.knowledge.loaders.scan import (
-    SUFFIXES,
     FolderScan,
     class_folder,
     scan_images,
@@ -41,17 +40,23 @@ MAX_SIMILAR = 3  # groups of similar labels in a note
 MAX_SHOWN = 5  # errors in the one of a folder without images
 MAX_LABEL = 1000
 MAX_PATH = 4096
+URLS = ("http://", "https://")
+# Of files that a table names without: 0001 for 0001.jpg.
+OMITTED_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".webp", ".JPG", ".JPEG", ".PNG")
 # Default-ignorable characters of Unicode that a label may contain.
 INVISIBLE = re.compile(
     r"[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
     r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
 )
+WHOLE = re.compile(r"([+-]?\d+)\.0+")
 WIDE = re.compile(r"[\uff00-\uffef]+")  # full-width and half-width forms
 
 
 def label_text(name: str) -> str:
-    """Return the label in one Unicode form and on one line, so equal-looking labels are equal."""
+    """Return the label in one Unicode form and on one line, and whole numbers without decimals, so
+    labels are equal if they look equal or are equal numbers in another format."""
     text = one_line(name)
+    text = whole[1] if (whole := WHOLE.fullmatch(text)) else text
     if not text:
         raise LoadError("the label is empty", hint="give every class a name")
     if len(text) > MAX_LABEL:
@@ -60,6 +65,11 @@ def label_text(name: str) -> str:
             hint="give long texts as answer, not as label",
         )
     return text
+
+
+def value_text(value: object) -> str:
+    """Return the text of a value, of whole numbers without decimals."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def one_line(text: str) -> str:
@@ -145,10 +155,16 @@ def hub_snapshot(path: Path) -> Path:
 
 
 def existing_name(folder: Path, name: str) -> str | None:
-    """Return the name, or its form with slashes for a Windows path, if the file exists."""
+    """Return the name, its form with slashes for a Windows path, or with a suffix that it lacks, if
+    the file exists. Raises `ImageError` for a URL."""
+    if name.startswith(URLS):
+        raise ImageError(
+            f"image {name[:80]!r} is not fetched", hint="download the images and give their paths"
+        )
     if len(name) > MAX_PATH:  # base64: building a path of it takes long
         return None
-    for each in (name, name.replace("\\", "/")):
+    slashed = name.replace("\\", "/")
+    for each in (name, slashed, *map(slashed.__add__, OMITTED_SUFFIXES)):
         try:
             if (folder / each).exists():
                 return each
@@ -163,9 +179,7 @@ def find_image(folder: Path, name: str, prefixes: Sequence[str]) -> Image | None
     for root in (folder, folder / "images"):
         if existing_name(root, name) is not None:
             return open_within(root, name)
-    suffixes = ("",) if PurePath(name).suffix.lower() in SUFFIXES else ID_SUFFIXES
-    paths = (f"{root}{name}{suffix}" for root in prefixes for suffix in suffixes)
-    names = dict.fromkeys(existing_name(folder, path) for path in paths)
+    names = dict.fromkeys(existing_name(folder, f"{root}{name}") for root in prefixes)
     found = [*filter(None, names)]
     if len(found) > 1:
         raise ImageError(
@@ -191,7 +205,6 @@ def labelled_example(
     )
 
 
-ID_SUFFIXES = ("", ".jpg", ".jpeg", ".png", ".tif", ".webp")
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 BRIGHTEST = 16
 DIGIT_QUESTION = "Which digit is this?"
