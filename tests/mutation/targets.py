@@ -145,7 +145,7 @@ TARGETS = (
         " gateway/test_http_streams gateway/test_lenient_upstreams gateway/test_local_upstream"
         " gateway/test_error_messages gateway/test_field_policy gateway/test_passages"
         " gateway/test_reasoning gateway/test_search gateway/test_access"
-        " gateway/test_retrieval_methods gateway/test_shared_gateways",
+        " gateway/test_retrieval_methods gateway/test_shared_gateways gateway/test_compared_parts",
     ),
     Target(
         "ui/standalone", "cli/test_ui ui/test_page_guards ui/test_hostile_requests ui/test_cache"
