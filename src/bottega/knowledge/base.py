@@ -20,7 +20,14 @@ from bottega._util.progress import (
     showing_progress,
     size_of,
 )
-from bottega.errors import LogPrunedError, OnError, SettingError, StoreError, error_handler
+from bottega.errors import (
+    EmbedderMismatchError,
+    LogPrunedError,
+    OnError,
+    SettingError,
+    StoreError,
+    error_handler,
+)
 from bottega.image import path_text
 from bottega.knowledge.batch import check_annotation, embedded_batches, reindex, replace_batch
 from bottega.knowledge.copy_store import check_finished
@@ -51,6 +58,14 @@ def _open_rows(path: str | Path, *, create: bool, embeds: bool, namespace: str) 
     from bottega.knowledge.postgres.rows import PostgresRows  # needs the extra [shared]
 
     return PostgresRows(url, namespace, create=create)
+
+
+def _with_names(error: EmbedderMismatchError) -> EmbedderMismatchError:
+    """Return the error with a hint that names the packaged embedders."""
+    stored, given = (packaged_name(one) or one for one in (error.stored, error.given))
+    omit = "" if stored == error.stored else f"omit embed= to open it with {stored}, or "
+    hint = f"{omit}build a new file with {given}"
+    return EmbedderMismatchError(error.stored, error.given, hint=hint)
 
 
 def _search_of(
@@ -183,8 +198,10 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
                 hnsw_above=hnsw_above,
                 vectors=vectors,
             )
-        except BaseException:
+        except BaseException as error:
             rows.close()
+            if isinstance(error, EmbedderMismatchError):
+                raise _with_names(error) from error
             raise
 
     @classmethod

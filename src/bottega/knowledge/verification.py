@@ -11,7 +11,7 @@ from itertools import chain
 
 import numpy as np
 
-from bottega._util.progress import Stages, no_stages
+from bottega._util.progress import Stages, no_stages, plural
 from bottega.errors import BottegaError, StoreError
 from bottega.knowledge.batch import embed_again, reindex
 from bottega.knowledge.index.index_files import index_file_problems, index_files
@@ -85,8 +85,7 @@ def _wrong_image(rows: SqliteRows, sha256: str) -> str | None:
     if not owners:
         return None
     named = [f"{id} of namespace {space!r}" if space else id for id, space in owners]
-    plural = "s" if len(named) > 1 else ""
-    return f"{wrong}; delete example{plural} {', '.join(named)} {ADD_AGAIN}"
+    return f"{wrong}; delete example{'s' * (len(named) > 1)} {', '.join(named)} {ADD_AGAIN}"
 
 
 def find_wrong_ids(rows: SqliteRows, stages: Stages) -> Iterator[Finding]:
@@ -159,7 +158,7 @@ def find_damaged_vectors(
         ]
         if not wrong:
             continue
-        what = f"{len(wrong)} vectors {stored.name!r} are missing or damaged"
+        what = f"{plural(len(wrong), 'vector')} {stored.name!r} missing or damaged"
         what += _example_names(rows, wrong)
         view = views.get(stored.name)
         if view is not None:
@@ -187,13 +186,13 @@ def find_mismatched_vectors(
         for keys in _counted_pages(rows, "embedding again", stages, EMBED_BATCH):
             mismatched += _mismatched_keys(rows, keys, stored, view, failed)
         if mismatched:
-            what = f"{len(mismatched)} vectors {name!r} are not what the embedder makes"
+            what = f"{plural(len(mismatched), 'vector')} {name!r} unlike those of the embedder"
             yield (
                 what + _example_names(rows, mismatched),
                 _embedding_repair(rows, mismatched, stored, view, stages),
             )
         if failed:
-            yield f"{len(failed)} vectors {name!r} cannot be compared: {failed[0]}", None
+            yield f"{plural(len(failed), 'vector')} {name!r} not comparable: {failed[0]}", None
 
 
 def _example_names(rows: RowStore, keys: Sequence[int]) -> str:
@@ -358,7 +357,7 @@ def _page_and_orphan_findings(rows: SqliteRows) -> Iterator[Finding]:
         ((number,),) = rows.read(f"SELECT count(*) FROM {table} WHERE {orphaned}")
         if number:
             fix = statement_repair(rows, f"DELETE FROM {table} WHERE {orphaned}")
-            yield f"{number} {table} of no {owner}", fix
+            yield f"{plural(number, table.removesuffix('s'))} of no {owner}", fix
 
 
 def _log_findings(rows: SqliteRows) -> Iterator[Finding]:
@@ -380,6 +379,6 @@ def _log_findings(rows: SqliteRows) -> Iterator[Finding]:
                 f" SELECT '{op}', {source}.key, {source}.id, {source}.namespace {chosen}"
             )
             yield (
-                f"{number} rows whose {op} is not in the change log",
+                f"{plural(number, 'row')} whose {op} is not in the change log",
                 statement_repair(rows, statement),
             )
