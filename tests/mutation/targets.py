@@ -138,7 +138,7 @@ TARGETS = (
         " gateway/test_listening gateway/test_namespaces gateway/test_readiness"
         " gateway/test_reload gateway/test_retrieval_methods gateway/test_shared_examples"
         " gateway/test_tuned_settings gateway/test_variants gateway/test_worker_metrics"
-        " gateway/test_user_pipeline cli/test_serve_check cli/test_workers",
+        " gateway/test_user_pipeline gateway/test_access cli/test_serve_check cli/test_workers",
     ),
     Target(
         "gateway/*",
