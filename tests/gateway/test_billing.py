@@ -161,7 +161,7 @@ def test_demonstrations_are_expected_at_their_length() -> None:
 
 
 def test_demonstrations_leave_room_for_the_reply() -> None:
-    message = {"role": "user", "content": "hi"}
+    message = {"role": "user", "content": "a question of some length"}
     chat = parse_request({"model": "m", "messages": [message], "max_tokens": 10})
     shown = [Candidate(Example(Query("abcdefg"), "1234567"), 1.0)]
     needed = expected_tokens(chat, shown) + 10
