@@ -11,8 +11,7 @@ from pathlib import Path
 
 from bottega._util.caching import LRUCache
 from bottega.errors import NotFoundError, StoreError
-from bottega.evaluation.report.charts import Chart, by_shots
-from bottega.evaluation.report.plots import shots_of
+from bottega.evaluation.report.charts import Chart, by_shots, shots_of
 from bottega.evaluation.report.render import render
 from bottega.evaluation.report.run_progress import (
     FileState,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bottega.evaluation.report.charts import StackedBars, stacked_bars
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.reports import (
     Bucket,
@@ -17,7 +18,6 @@ from bottega.gateway.accounting.reports import (
     newest_answers,
 )
 from bottega.gateway.accounting.savings import NO_REQUESTS, Savings, savings
-from bottega.ui.charts import StackedBars, stacked_bars
 from bottega.ui.pages import Page, Visit
 
 # Length of each period and width of its bars, in seconds.
