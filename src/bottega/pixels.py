@@ -26,7 +26,7 @@ STRIP_PIXELS = 1 << 20
 LARGE_PIXELS = 16_000_000
 # Image processors enlarge the shorter side: 1 x 4,000 pixels would become 224 x 896,000.
 MAX_RATIO = 20
-# Peak bytes per pixel while Pillow decodes, measured (docs/log.md): codecs hold buffers
+# Peak bytes per pixel while Pillow decodes, measured (benchmarks/log): codecs hold buffers
 # in addition to the raster. Unlisted formats hold only the raster.
 CODEC_BYTES = {"WEBP": 16, "AVIF": 16, "JPEG2000": 26, "TIFF": 12}
 MODE_BYTES = {"1": 1, "L": 1, "P": 1}

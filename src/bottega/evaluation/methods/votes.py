@@ -10,7 +10,7 @@ from itertools import pairwise
 from bottega.evaluation.examples import labels_of
 from bottega.types import Answer, Candidate
 
-# Of a softmax over cosine similarities; accuracy is flat between 0.05 and 0.2 (docs/log.md).
+# Of a softmax over cosine similarities; accuracy is flat between 0.05 and 0.2 (benchmarks/log).
 TEMPERATURE = 0.1
 
 Weights = Mapping[str, float]

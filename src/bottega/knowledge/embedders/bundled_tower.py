@@ -210,7 +210,7 @@ class TowerTokenEmbedder:
 
     On `attributes`, with 8 of 500 labelled, it finds more right answers than the two vectors of
     `DualEmbedder`, because other words cannot outweigh the requested attribute; the cells make it
-    worse (docs/log.md). Five tokens do not test late interaction itself.
+    worse (benchmarks/log). Five tokens do not test late interaction itself.
     """
 
     def __init__(self, images: TowerEmbedder, words: TokenEmbedder, *, cells: bool = False) -> None:
