@@ -53,7 +53,6 @@ STATEMENTS = (
     "It was the {} of {} that people called {}",
     "In the end the {} of {} was named {}",
 )
-STATES = ("is", "called", "named")  # the word before the fact in each statement
 
 ONSETS = (
     "b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z",

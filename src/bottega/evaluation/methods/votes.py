@@ -14,6 +14,7 @@ from bottega.types import Answer, Candidate
 TEMPERATURE = 0.1
 
 Weights = Mapping[str, float]
+Vote = Callable[..., Answer]
 
 
 def nearest_label(candidates: Sequence[Candidate], *, multi_label: bool = False) -> Answer:
@@ -53,15 +54,6 @@ def knn(candidates: Sequence[Candidate], *, multi_label: bool = False) -> Answer
     best = ordered[0].score if ordered else 0.0
     weights = [math.exp((one.score - best) / TEMPERATURE) for one in ordered]
     return _elected(ordered, weights, multi_label)
-
-
-Vote = Callable[..., Answer]
-VOTES: dict[str, Vote] = {
-    "vote": vote,
-    "vote-strict": strict_vote,
-    "nearest": nearest_label,
-    "knn": knn,
-}
 
 
 def _by_similarity(candidates: Sequence[Candidate]) -> list[Candidate]:
