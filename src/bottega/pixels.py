@@ -24,8 +24,6 @@ STRIP_PIXELS = 1 << 20
 # Larger than most photographs. Smaller images are decoded as in earlier versions, so stored
 # embeddings stay valid; larger ones are reduced to save memory.
 LARGE_PIXELS = 16_000_000
-# Image processors enlarge the shorter side: 1 x 4,000 pixels would become 224 x 896,000.
-MAX_RATIO = 20
 # Peak bytes per pixel while Pillow decodes, measured (benchmarks/log): codecs hold buffers
 # in addition to the raster. Unlisted formats hold only the raster.
 CODEC_BYTES = {"WEBP": 16, "AVIF": 16, "JPEG2000": 26, "TIFF": 12}
@@ -104,16 +102,6 @@ def reduced(pil_image: Pillow.Image, at_least: int) -> Pillow.Image:
     for top, strip in strips(pil_image, multiple=scale):
         small.paste(rgb(strip).reduce(scale), (0, top // scale))
     return small
-
-
-def centre(pil_image: Pillow.Image) -> Pillow.Image:
-    """Return the image, or its centre if it is more than `MAX_RATIO` times as long as wide."""
-    width, height = pil_image.size
-    longest = MAX_RATIO * min(width, height)
-    if max(width, height) <= longest:
-        return pil_image
-    left, top = max(0, (width - longest) // 2), max(0, (height - longest) // 2)
-    return pil_image.crop((left, top, width - left, height - top))
 
 
 def signature(pil_image: Pillow.Image) -> tuple[np.ndarray, np.ndarray]:

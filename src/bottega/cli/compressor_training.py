@@ -30,7 +30,7 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.examples import is_passage
-from bottega.evaluation.methods.retriever_factory import retriever_factory
+from bottega.evaluation.methods.retrieval import retriever_factory
 from bottega.evaluation.methods.training_data import (
     GoldPassageSampler,
     RetrievedPassageSampler,

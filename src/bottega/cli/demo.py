@@ -26,8 +26,7 @@ from bottega.evaluation.config import RunConfig
 from bottega.evaluation.methods.planning import max_demonstrations
 from bottega.evaluation.report.explanation import DemoPart, render_demo
 from bottega.evaluation.runs.paired import PairedDifference, ScoredRun, paired_differences
-from bottega.evaluation.runs.run_store import DemonstrationRecorder
-from bottega.evaluation.runs.runner import MethodResult, RunState
+from bottega.evaluation.runs.runner import DemonstrationRecorder, MethodResult, RunState
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import default_embedder, open_model
 from bottega.recipes import Classifier

@@ -15,8 +15,8 @@ from bottega.evaluation.methods.retrieval import EXCLUDE, EXCLUSION_RULE
 from bottega.evaluation.methods.specifications import METHODS
 from bottega.evaluation.outcomes import MethodKey, method_title
 from bottega.evaluation.runs.paired import PairedDifference, ScoredRun, paired_differences
-from bottega.evaluation.runs.run_store import AnswerStore, RunStore
-from bottega.evaluation.runs.runner import MethodResult
+from bottega.evaluation.runs.run_store import RunStore
+from bottega.evaluation.runs.runner import AnswerStore, MethodResult
 from bottega.recipes.cache_retrieval import WITHOUT_TEXT
 
 COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")

@@ -7,14 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from bottega._util.identity import image_hashes
-from bottega.evaluation.examples import (
-    Relevance,
-    contains_answer,
-    fold,
-    is_passage,
-    labels_of,
-)
-from bottega.evaluation.metrics.metric import Accuracy, MacroF1, Metric
+from bottega.evaluation.examples import Relevance, contains_answer, fold, is_passage
+from bottega.evaluation.metrics.metric import Accuracy, MacroF1, Metric, labels_of
 from bottega.evaluation.metrics.vqa import AnnotatorAgreement
 from bottega.parsing import LabelParser
 from bottega.protocols import Parser, Prompter

@@ -13,11 +13,6 @@ from bottega.types import Example
 Relevance = Literal["contains", "stems", "words"]
 
 
-def labels_of(example: Example) -> tuple[str, ...]:
-    """Return the example's labels; without explicit labels, its answer."""
-    return (example.answer,) if example.labels is None else example.labels
-
-
 def is_passage(example: Example) -> bool:
     """Return whether the example is a passage to read: it has no answer."""
     return not example.answer

@@ -11,13 +11,17 @@ from typing import Literal
 
 from bottega.parsing.answers import (
     ANSWER_PHRASE,
+    FENCE,
+    WORDS,
+    cut_dialogue,
     drop_confidence,
     find_stated_answers,
     rationale_before,
     read_confidence,
+    strip_thinking,
+    unwrap,
 )
 from bottega.parsing.option_reader import option_reader
-from bottega.parsing.replies import FENCE, WORDS, cut_dialogue, strip_thinking, unwrap
 from bottega.protocols import Parser
 from bottega.types import Answer, Completion, Query
 

@@ -34,8 +34,9 @@ from bottega.evaluation.benchmarks.tiles import tiles
 from bottega.evaluation.benchmarks.vizwiz import vizwiz
 from bottega.evaluation.benchmarks.vl_icl import vl_icl
 from bottega.evaluation.benchmarks.vsr import vsr, vsr_mc
-from bottega.evaluation.examples import is_passage, labels_of
+from bottega.evaluation.examples import is_passage
 from bottega.evaluation.methods.controls import corrupt, label_confusion
+from bottega.evaluation.metrics.metric import labels_of
 from bottega.knowledge.index import lazy_faiss as faiss
 from bottega.knowledge.loaders.archives import is_archive
 from bottega.knowledge.loaders.delimited import is_delimited

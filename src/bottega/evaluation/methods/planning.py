@@ -20,14 +20,15 @@ from bottega.evaluation.methods.prompts import (
     sample_count,
 )
 from bottega.evaluation.methods.retrieval import (
+    BY_VECTORS,
     EpisodeRetriever,
     LateInteractionScorer,
+    RetrieverFactory,
     nearest_retriever,
     oracle_retriever,
     pools,
     scored_retriever,
 )
-from bottega.evaluation.methods.retriever_factory import BY_VECTORS, RetrieverFactory
 from bottega.evaluation.methods.searchers import MethodContext
 from bottega.evaluation.methods.specifications import (
     CHOICE_METHODS,

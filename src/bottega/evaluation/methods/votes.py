@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from bottega.evaluation.examples import labels_of
+from bottega.evaluation.metrics.metric import labels_of
 from bottega.types import Answer, Candidate
 
 # Of a softmax over cosine similarities; accuracy is flat between 0.05 and 0.2 (benchmarks/log).

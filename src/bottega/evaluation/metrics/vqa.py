@@ -10,8 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bottega.errors import SettingError
-from bottega.evaluation.metrics.intervals import Estimate, resampled, with_interval
-from bottega.evaluation.metrics.metric import Judgement, MeanScore
+from bottega.evaluation.metrics.metric import (
+    Estimate,
+    Judgement,
+    MeanScore,
+    resampled,
+    with_interval,
+)
 from bottega.types import Answer, Example
 
 PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'

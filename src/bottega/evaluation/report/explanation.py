@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from bottega.errors import ImageError
-from bottega.evaluation.examples import labels_of
+from bottega.evaluation.metrics.metric import labels_of
 from bottega.evaluation.outcomes import ScoredAnswer
 from bottega.evaluation.report.charts import Chart, by_shots, shot_series
 from bottega.evaluation.report.payload import thumbnail

@@ -9,10 +9,16 @@ from itertools import pairwise
 from typing import Literal
 
 from bottega._util.progress import Stages, Step, no_stages
-from bottega.evaluation.examples import labels_of
 from bottega.evaluation.methods.prompts import description_text
-from bottega.evaluation.metrics.intervals import Estimate, mean
-from bottega.evaluation.metrics.metric import Judgement, MacroF1, NotScored, macro_f1
+from bottega.evaluation.metrics.metric import (
+    Estimate,
+    Judgement,
+    MacroF1,
+    NotScored,
+    labels_of,
+    macro_f1,
+    mean,
+)
 from bottega.evaluation.metrics.vqa import Answerability
 from bottega.evaluation.outcomes import ScoredAnswer, method_title
 from bottega.evaluation.report.runs import AnswerKey, Item, RecordedAnswer, StoredRun
