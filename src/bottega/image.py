@@ -43,6 +43,14 @@ MAX_TEXT = 1 << 20
 CHECKED_SIDE = 64
 # Image processors enlarge the shorter side: 1 x 4,000 pixels would become 224 x 896,000.
 MAX_RATIO = 20
+SMALLER = "reduce the image first"
+JPEG_MARKER = b"\xff\xd8\xff"
+JPEG_FORMATS = {"JPEG", "MPO"}
+HEIC = re.compile(rb".{4}ftyp(?:he[ivm][cmsx]|mif1|msf1)", re.DOTALL)
+FROM_HEIC = (
+    "convert it to JPEG, for example with Pillow and pip install pillow-heif; phones can store new"
+    " photographs as JPEG"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,16 +300,6 @@ class Image:
 
     def __hash__(self) -> int:
         return hash(self.sha256)
-
-
-SMALLER = "reduce the image first"
-JPEG_MARKER = b"\xff\xd8\xff"
-JPEG_FORMATS = {"JPEG", "MPO"}
-HEIC = re.compile(rb".{4}ftyp(?:he[ivm][cmsx]|mif1|msf1)", re.DOTALL)
-FROM_HEIC = (
-    "convert it to JPEG, for example with Pillow and pip install pillow-heif; phones can store new"
-    " photographs as JPEG"
-)
 
 
 def path_text(path: str | Path) -> str:

@@ -15,6 +15,22 @@ from transformers.cache_utils import DynamicLayer
 from bottega.errors import SettingError
 
 hf: Any = transformers  # partly annotated
+# Each of these could silently contradict the prefix; they are computed from the ids and the mask.
+RESERVED_INPUTS = (
+    "inputs_embeds",
+    "past_key_values",
+    "position_ids",
+    "decoder_attention_mask",
+    "labels",
+)
+KEEP_NO_LOGITS = torch.arange(0)  # as `logits_to_keep`; the number 0 would keep all
+RESERVED_SETTINGS = (
+    "generation_config",
+    "past_key_values",
+    "max_length",
+    "return_dict_in_generate",
+    "decoder_start_token_id",
+)
 
 
 @dataclass(frozen=True)
@@ -123,17 +139,6 @@ def _refuse_other_caches(model: Any, config: Any) -> None:
         hint="use a model without sliding windows, recurrent or convolutional layers, shared or "
         "latent keys",
     )
-
-
-# Each of these could silently contradict the prefix; they are computed from the ids and the mask.
-RESERVED_INPUTS = (
-    "inputs_embeds",
-    "past_key_values",
-    "position_ids",
-    "decoder_attention_mask",
-    "labels",
-)
-KEEP_NO_LOGITS = torch.arange(0)  # as `logits_to_keep`; the number 0 would keep all
 
 
 class ModelInputs:
@@ -296,15 +301,6 @@ def fresh_rope_offsets(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         holder.rope_deltas = saved
-
-
-RESERVED_SETTINGS = (
-    "generation_config",
-    "past_key_values",
-    "max_length",
-    "return_dict_in_generate",
-    "decoder_start_token_id",
-)
 
 
 @dataclass(frozen=True, eq=False)

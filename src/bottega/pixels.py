@@ -44,6 +44,14 @@ TRANSPOSES = {
     7: Pillow.Transpose.TRANSVERSE,
     8: Pillow.Transpose.ROTATE_90,
 }
+START_OF_SCAN = 0xDA
+END_OF_FILE = -1
+NOT_FRAMES = {0xC4, 0xC8, 0xCC}  # tables and an extension, between the markers of frames
+SEQUENTIAL = {0xC0, 0xC1, 0xC9}
+WITHOUT_LENGTH = {0x00, 0x01, *range(0xD0, 0xD8)}
+FILL = re.compile(rb"\xff+")  # any number of fill bytes may precede a marker
+# Pillow reads the bytes between segments one by one in Python: 16 KB take it about 15 ms.
+MAX_STEPS = 1 << 14
 
 
 def upright_transpose(pil_image: Pillow.Image) -> Pillow.Transpose | None:
@@ -240,16 +248,6 @@ def _saved(pil_image: Pillow.Image, format: str, **options: object) -> bytes:
     buffer = io.BytesIO()
     pil_image.save(buffer, format, **options)
     return buffer.getvalue()
-
-
-START_OF_SCAN = 0xDA
-END_OF_FILE = -1
-NOT_FRAMES = {0xC4, 0xC8, 0xCC}  # tables and an extension, between the markers of frames
-SEQUENTIAL = {0xC0, 0xC1, 0xC9}
-WITHOUT_LENGTH = {0x00, 0x01, *range(0xD0, 0xD8)}
-FILL = re.compile(rb"\xff+")  # any number of fill bytes may precede a marker
-# Pillow reads the bytes between segments one by one in Python: 16 KB take it about 15 ms.
-MAX_STEPS = 1 << 14
 
 
 def has_several_scans(data: bytes) -> bool:

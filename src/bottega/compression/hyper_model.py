@@ -17,6 +17,14 @@ from bottega.errors import SettingError
 from bottega.kv_prefix import KEEP_NO_LOGITS, ModelInputs, decoder_config
 from bottega.types import Example, Message, Prompt, Query
 
+ProcessorInputs = Mapping[str, Any]
+TOKEN_INPUTS = ("input_ids", "attention_mask", "position_ids", "mm_token_type_ids")
+# Decoders with causal attention that accept a four-dimensional attention mask.
+CAUSAL_DECODERS = {"llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text"}
+QUESTION = Message("user", ("?",))
+# Text whose tokens tell tokenizers apart.
+ALL_CHARACTERS = " ".join(["The quick brown fox jumps over the lazy dog;", *string.printable[:94]])
+
 
 def image_groups(has_images: Sequence[bool]) -> list[list[int]]:
     """Return the indices of items with images and of items without, leaving out empty groups. A
@@ -40,12 +48,6 @@ def map_by_images(
     # The rows are in the order of the groups; argsort inverts that permutation.
     order = torch.tensor([i for group in groups for i in group]).argsort()
     return rows[order.to(rows.device)]
-
-
-ProcessorInputs = Mapping[str, Any]
-TOKEN_INPUTS = ("input_ids", "attention_mask", "position_ids", "mm_token_type_ids")
-# Decoders with causal attention that accept a four-dimensional attention mask.
-CAUSAL_DECODERS = {"llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text"}
 
 
 @dataclass(frozen=True)
@@ -264,11 +266,6 @@ def sentence_prompts(hyper: HyperModel, ids: Tensor, count: int) -> Tensor:
     repeated or cut to that length."""
     times = -(-count // len(ids))
     return hyper.embed(ids.repeat(times)[:count])
-
-
-QUESTION = Message("user", ("?",))
-# Text whose tokens tell tokenizers apart.
-ALL_CHARACTERS = " ".join(["The quick brown fox jumps over the lazy dog;", *string.printable[:94]])
 
 
 class PromptEncoder(Protocol):

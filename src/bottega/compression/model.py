@@ -24,6 +24,8 @@ from bottega.kv_prefix import Geometry, KeyValues
 from bottega.types import Example
 
 POSITION_BIAS = 10.0  # nats by which an untrained prompt prefers its own positions
+LARGEST_SEED = 2**63 - 1  # torch, numpy and random all accept it
+PromptMode = Literal["appended", "reading", "both"]
 
 
 class AttentionPooling(nn.Module):
@@ -118,10 +120,6 @@ class TextCompressor(nn.Module):
             hidden = (states.hidden - self.centre) / self.spread
             parts.append(self.reader(hidden, states.mask))
         return torch.stack(parts).sum(0)
-
-
-LARGEST_SEED = 2**63 - 1  # torch, numpy and random all accept it
-PromptMode = Literal["appended", "reading", "both"]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,13 @@ from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, Pricer, turns_only
 from bottega.types import Answer, Example, Prompt, Query, Reply, Sampling, Trace, Usage
 
+# Called after each round, item by item in their order, for a method that learns from its answers.
+Learn = Callable[[Query, Answer, str], Awaitable[None]]
+# Name of a method and its number of demonstrations.
+MethodKey = tuple[str, int]
+# A wrong key, a forbidden or an unknown model. A 400 may concern one image.
+RUN_ERROR_STATUSES = {401, 403, 404}
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -30,14 +37,6 @@ class Outcome:
 
     answer: Answer
     trace: Trace | None = None
-
-
-# Called after each round, item by item in their order, for a method that learns from its answers.
-Learn = Callable[[Query, Answer, str], Awaitable[None]]
-
-
-# Name of a method and its number of demonstrations.
-MethodKey = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -105,10 +104,6 @@ class ScoredAnswer:
 
     def _repr_html_(self) -> str:
         return notebook.render("scored", self)
-
-
-# A wrong key, a forbidden or an unknown model. A 400 may concern one image.
-RUN_ERROR_STATUSES = {401, 403, 404}
 
 
 def is_item_error(error: BottegaError) -> bool:

@@ -68,7 +68,7 @@ class BundledGenerator(TransformersGenerator):
         if self._keep or self._device != "cpu" or self._dtype not in ("auto", "float32"):
             return super()._load()
         with needs_extra("local"):
-            from bottega.generation.tree_generation import TreeModel
+            from bottega.generation.in_process import TreeModel
         return TreeModel.load(self._source)
 
     def _model(self) -> InProcessModel:

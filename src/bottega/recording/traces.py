@@ -68,6 +68,13 @@ SUMS = (
     " coalesce(sum(cached_tokens), 0), coalesce(sum(seconds), 0), coalesce(sum(cost_usd), 0),"
     " count(*) - count(cost_usd) FROM traces"
 )
+TRACE_IMAGES = """
+CREATE TABLE trace_images (
+    sha256 text PRIMARY KEY, time double precision NOT NULL, data bytea NOT NULL
+);
+CREATE INDEX trace_images_by_time ON trace_images (time);
+"""
+WAY_OUT = "set --traces or BOTTEGA_TRACES to another file or URL"
 
 
 class TraceImages(Protocol):
@@ -193,13 +200,6 @@ CREATE INDEX trace_texts_by_time ON trace_texts (time, id);
 """
 
 
-TRACE_IMAGES = """
-CREATE TABLE trace_images (
-    sha256 text PRIMARY KEY, time double precision NOT NULL, data bytea NOT NULL
-);
-CREATE INDEX trace_images_by_time ON trace_images (time);
-"""
-WAY_OUT = "set --traces or BOTTEGA_TRACES to another file or URL"
 TRACE_STORE = FileKind("trace store", (_tables(SQLITE),), 0x42747472, way_out=WAY_OUT)  # "Bttr"
 TRACE_TABLES = PostgresKind("trace store", (_tables(POSTGRES) + TRACE_IMAGES,), way_out=WAY_OUT)
 

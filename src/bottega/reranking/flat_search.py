@@ -11,12 +11,7 @@ from typing import Literal, get_args
 from bottega._util.identity import query_rng
 from bottega.errors import SettingError, check_count, check_scores
 from bottega.protocols import Candidates, Generator, Parser, Prompter
-from bottega.reranking.rewards import (
-    RewardFunction,
-    RewardValue,
-    checked_reward,
-    max_cost,
-)
+from bottega.reranking.rewards import RewardFunction, RewardValue, checked_reward, max_cost
 from bottega.reranking.search_budget import (
     BudgetedGenerator,
     ReservedCost,
@@ -45,6 +40,8 @@ from bottega.types import (
 
 Sequences = Literal["random", "similar", "nearest"]
 Shown = tuple[Candidate, ...]
+ROUNDING = 1e-3  # tolerated excess of a log probability over 0
+RETRIEVED, ANSWERED = "log retrieval", "log answer"
 
 
 @dataclass(frozen=True)
@@ -199,10 +196,6 @@ def _chain(branch: BranchAnswer, reward: RewardValue) -> SearchNode:
     for candidate in above:
         node = SearchNode(candidate, reward.value, 1, (node,))
     return node
-
-
-ROUNDING = 1e-3  # tolerated excess of a log probability over 0
-RETRIEVED, ANSWERED = "log retrieval", "log answer"
 
 
 @dataclass(frozen=True)

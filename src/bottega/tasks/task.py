@@ -33,6 +33,7 @@ TOPIC_WORDS: dict[Topic, tuple[str, ...]] = {
     "owner": ("owner", "keeper", "guardian"),
 }
 TOPICS = tuple(TOPIC_WORDS)
+STATES = ("is", "called", "named")  # the word before the fact in each statement
 RELATIONS = TOPICS[6:]
 
 QUESTIONS: dict[str, tuple[str, ...]] = {

@@ -20,6 +20,7 @@ RESAMPLES = 2000
 PERMUTATIONS = 10_000
 CELLS = 20_000_000
 Z = NormalDist().inv_cdf(0.975)
+BINS = 10
 
 
 @dataclass(frozen=True)
@@ -245,9 +246,6 @@ def _macro_f1(
     f1 = np.divide(2 * both, total, out=np.zeros_like(total), where=occurs)
     result: NDArray[np.float64] = f1.sum(axis=1) / np.maximum(occurs.sum(axis=1), 1)
     return result
-
-
-BINS = 10
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,16 @@ SIDE = 160  # of images, in pixels
 SHOWN_ROWS = 8
 SHOWN_MISTAKES = 4
 CURVES = "Accuracy by number of demonstrations; the table has the values"
+LONGEST = 4000
+MAX_CHOICES = 40
+# Deeper trees become an indented list, because columns would be too narrow.
+MAX_COLUMNS = 5
+ENDED = {
+    "rollouts": "after its rollouts",
+    "agreement": "early, because the first answers agreed",
+    "exhausted": "when all sequences had been tried",
+    "budget": "when its budget was spent",
+}
 
 
 @dataclass(frozen=True)
@@ -91,18 +101,6 @@ def page_environment() -> Environment:
 def style_sheet(name: str) -> Markup:
     """Return a style sheet of the package, by its path."""
     return Markup(files("bottega.evaluation").joinpath(name).read_text(encoding="utf-8"))
-
-
-LONGEST = 4000
-MAX_CHOICES = 40
-# Deeper trees become an indented list, because columns would be too narrow.
-MAX_COLUMNS = 5
-ENDED = {
-    "rollouts": "after its rollouts",
-    "agreement": "early, because the first answers agreed",
-    "exhausted": "when all sequences had been tried",
-    "budget": "when its budget was spent",
-}
 
 
 def render_explanation(trace: StoredTrace, images: Mapping[str, Image], *, absent: str) -> str:

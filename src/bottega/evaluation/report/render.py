@@ -65,6 +65,8 @@ HERE = "bottega.evaluation.report"
 MAX_ERRORS = 8
 # Settings shown first.
 FIRST = ("model", "seed", "prompt", "order", "retrieve", "embedder")
+PAGE, CSV, MARKDOWN = "index.html", "results.csv", "results.md"
+ITEM_CSV, STREAM_CSV = "items.csv", "streams.csv"
 
 
 @dataclass(frozen=True)
@@ -203,10 +205,6 @@ def settings_of(section: Section) -> dict[str, list[Any]]:
 
 def _setting(name: str, value: Any) -> Any:
     return description_text(value) if name == SHOWN and value else value
-
-
-PAGE, CSV, MARKDOWN = "index.html", "results.csv", "results.md"
-ITEM_CSV, STREAM_CSV = "items.csv", "streams.csv"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,11 @@ from bottega.evaluation.streams.stream_summary import (
 
 STEPS = 20  # points of a curve along the stream
 THIRDS = ("first third", "second third", "last third")
+COLUMNS = (
+    *("benchmark", "run", "curve", "master_rate", "streams", "n", "missing", "metric"),
+    *(f"{name}{end}" for name in ("accuracy", "gain", "growth") for end in ("", "_low", "_high")),
+    *("gain_1", "gain_2", "gain_3", "master_share", "agreement", "recovered", "cost_usd"),
+)
 
 
 @dataclass(frozen=True)
@@ -209,13 +214,6 @@ def _point(x: float, estimate: Estimate, text: str) -> Point:
 
 def _text(estimate: Estimate) -> str:
     return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
-
-
-COLUMNS = (
-    *("benchmark", "run", "curve", "master_rate", "streams", "n", "missing", "metric"),
-    *(f"{name}{end}" for name in ("accuracy", "gain", "growth") for end in ("", "_low", "_high")),
-    *("gain_1", "gain_2", "gain_3", "master_share", "agreement", "recovered", "cost_usd"),
-)
 
 
 def csv_rows(section: StreamSection) -> Iterator[tuple[object, ...]]:

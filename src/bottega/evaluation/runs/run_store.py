@@ -60,32 +60,6 @@ CREATE TEMP VIEW traces AS
     SELECT run_traces.*, answers.trace AS body FROM run_traces
     JOIN answers USING (method, shots, place)
 """
-
-
-class Committer:
-    """Writer with its own connection, which commits concurrent writes in one transaction. An error
-    of one of them is raised by all."""
-
-    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
-        self._connect = connect
-        self._connection: sqlite3.Connection | None = None
-        self._writer = BatchWriter(self._commit, name="bottega-run")
-        self.write = self._writer.write
-
-    def close(self) -> None:
-        self._writer.close()
-        if self._connection is not None:
-            self._connection.close()
-
-    def _commit(self, writes: list[Write]) -> list[None]:
-        if self._connection is None:
-            self._connection = self._connect()
-        with transaction(self._connection):
-            for write in writes:
-                write(self._connection)
-        return [None] * len(writes)
-
-
 FILE = "run.db"
 BUSY_SECONDS = 10.0
 PROBE_SECONDS = 0.05  # `is_running` holds the lock for less
@@ -132,6 +106,30 @@ RUN_FILE = FileKind(
         """,
     ),
 )
+
+
+class Committer:
+    """Writer with its own connection, which commits concurrent writes in one transaction. An error
+    of one of them is raised by all."""
+
+    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+        self._connect = connect
+        self._connection: sqlite3.Connection | None = None
+        self._writer = BatchWriter(self._commit, name="bottega-run")
+        self.write = self._writer.write
+
+    def close(self) -> None:
+        self._writer.close()
+        if self._connection is not None:
+            self._connection.close()
+
+    def _commit(self, writes: list[Write]) -> list[None]:
+        if self._connection is None:
+            self._connection = self._connect()
+        with transaction(self._connection):
+            for write in writes:
+                write(self._connection)
+        return [None] * len(writes)
 
 
 @dataclass(frozen=True)
