@@ -33,7 +33,6 @@ TOPIC_WORDS: dict[Topic, tuple[str, ...]] = {
     "owner": ("owner", "keeper", "guardian"),
 }
 TOPICS = tuple(TOPIC_WORDS)
-STATES = ("is", "called", "named")  # the word before the fact in each statement
 RELATIONS = TOPICS[6:]
 
 QUESTIONS: dict[str, tuple[str, ...]] = {
@@ -54,6 +53,7 @@ STATEMENTS = (
     "It was the {} of {} that people called {}",
     "In the end the {} of {} was named {}",
 )
+STATES = ("is", "called", "named")  # the word before the fact in each statement
 
 ONSETS = (
     "b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z",
