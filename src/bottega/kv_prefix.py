@@ -378,10 +378,10 @@ def read(model: nn.Module, inputs: Mapping[str, Tensor]) -> KeyValues:
     """Read a text and return its keys and values (batch, kv_heads, length, head_dim).
 
     Positions start at 0; there are no gradients. Use the result to initialize a learned prefix or
-    to read a text ahead. Rows must not be padded, because a prefix has no mask. For an
-    encoder-decoder the result is that of the decoder for `decoder_input_ids`. With Qwen, images
-    take fewer positions than tokens: a prompt after the prefix has later positions than in the full
-    text. Raises `SettingError`.
+    to read a text ahead. Rows must not be padded, because a prefix has no mask. With an encoder and
+    a decoder, the result belongs to the decoder's `decoder_input_ids`. With Qwen, images take fewer
+    positions than tokens: a prompt after the prefix has later positions than in the full text.
+    Raises `SettingError`.
     """
     batch = ModelInputs(model, inputs)
     if not (batch.is_encoder_decoder or bool(batch.mask.all())):

@@ -127,8 +127,10 @@ class CompressorConfig:
     """Architecture of a compressor. Defaults are the paper's, except `start`, which is ours.
     `document_prompts` and `query_prompts` are L_d and L_vq. `prompting` selects how prompts read a
     text: see `TextCompressor`. An untrained reading prompt attends to `stride` tokens. For `dcvq`,
-    `rgca` and `start` see `Aggregator` and `CrossAttention`. A width of 0 is filled in later from
-    the model. Raises `SettingError` for values out of range."""
+    `rgca` and `start` see `Aggregator` and `CrossAttention`: they have `blocks` layers with `heads`
+    heads each. `width` and `geometry` are those of the model that compresses and of the model that
+    reads the prefix; a width of 0 is filled in later. Raises `SettingError` for values out of
+    range."""
 
     width: int
     geometry: Geometry

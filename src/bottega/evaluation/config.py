@@ -21,6 +21,18 @@ from bottega.recipes.racc import COMPRESSOR, STORE
 class RunConfig:
     """Settings of an evaluation run, for the command line, the runner and the run store.
 
+    The command line sets each field by the option of its name; `bottega eval --help` explains them.
+
+    `benchmark` and `methods` are evaluated with each number of `shots`, on the first `limit` items.
+    `kb_per_class` and `kb_share` reduce the labelled examples, `label_noise` is the share of them
+    with a wrong label, `allow_overlap` keeps examples whose images are also items, and
+    `answers_from` replaces their labels by a master's answers. `passages` is a knowledge base of
+    passages. `retrieve` names the retrieval method with the embedders `embed` and `embed_text`,
+    `metric` and the number of `groups` of the hashtag tree; `rerank` selects among what it finds,
+    and `order` arranges the demonstrations. `prompt` names the prompt, `stop` ends a reply of at
+    most `max_tokens` tokens, `synonyms` maps words to labels. `compressor` and `store` are the
+    folders of RACC, `search` its counterpart for RCTS. `seed` seeds every random choice.
+
     `samples` None: as many as a search among the methods may request, else 5. `rationales` None:
     as `prompts.prompt_for` decides. `relevance` None: the benchmark's. `reasoning_tokens` replaces
     `max_tokens` for methods that ask for reasons by default (`prompts.asks_for_reasons`). `hyper`

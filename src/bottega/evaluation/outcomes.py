@@ -78,10 +78,12 @@ def method_title(method: str, shots: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ScoredAnswer:
-    """Answered item at `index` in its benchmark, with a score by each metric and its cost.
+    """Answered `item` at `index` in its benchmark, with its `answer` and the `scores` by each
+    metric.
 
-    `calls` counts sampled replies, as many calls as they would be one by one; `cost_usd` is None
-    if a price is unknown.
+    `tier` gave the answer, empty without a router. `prompt_tokens`, `completion_tokens` and
+    `cost_usd` include all requests for the item. `calls` counts sampled replies, as many calls as
+    they would be one by one; `cost_usd` is None if a price is unknown.
     """
 
     index: int

@@ -160,7 +160,7 @@ def _piece(sampling: Sampling, start: int, size: int) -> Sampling:
 class OpenAICompletionsGenerator(OpenAIGenerator):
     """Generator for base models at `{base_url}/completions`: vLLM, llama.cpp, Ollama and others.
 
-    The settings are those of `OpenAIGenerator`. The prompt is text (`render_turns`), and a reply
+    It has the settings of `OpenAIGenerator`. The prompt is text (`render_turns`), and a reply
     ends where the model begins the next question. Its name is `completions:MODEL`. A prompt with an
     image raises `SettingError`.
     """

@@ -93,8 +93,8 @@ class TraceImages(Protocol):
 
 
 class ImageFolder:
-    """Images in files named by their sha256, which is compared when they are read. The time is that
-    of the file.
+    """Images in files named by their sha256, which is compared when they are read. The
+    time of an image is when its file changed.
 
     Files are not synchronized with the disk: a machine crash may lose the newest images. An image
     in a database would be written twice, to the write-ahead log and to the file.

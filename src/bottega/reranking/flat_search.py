@@ -61,6 +61,9 @@ class FlatSearch:
     """Searcher that takes the best of `branches` concurrent answers by `reward`; the first of
     equals.
 
+    `generator` answers `prompt` with the settings `sampling` and `seed`, and `parse` reads its
+    answers. `max_calls` completions and `max_tokens` tokens limit the search.
+
     `sequences="nearest"` shows the k nearest candidates in `order`, and samples all answers in one
     request: best of n. The other two request one answer for each sequence. `"random"` shows k
     random candidates in random order, seeded by the query. `"similar"` has the branches of

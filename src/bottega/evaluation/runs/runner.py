@@ -37,12 +37,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class MethodResult:
-    """Result of a method: one row of the table.
+    """Result of `method` with a number of `shots`: one row of the table.
 
-    `n` counts answered items, invalid replies included. `failed` items (no answer from the
-    endpoint) and `missing` items (budget spent before) are excluded from all other figures. Values
-    are None without an answer. `seconds` are those of this run alone; `also` holds the benchmark's
-    further metrics and the calibration error.
+    `value` is the score by `metric`, with its 95 % interval from `low` to `high`. `calls`,
+    `prompt_tokens`, `completion_tokens` and `cost_usd` are sums over the items. `n` counts answered
+    items, `invalid` replies included. `failed` items (no answer from the endpoint) and `missing`
+    items (budget spent before) are excluded from all other figures. Values are None without an
+    answer. `seconds` are those of this run alone; `also` holds the benchmark's further metrics and
+    the calibration error.
     """
 
     method: str
