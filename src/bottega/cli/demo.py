@@ -20,8 +20,8 @@ from bottega.cli.evaluation_run import check_output, run_methods
 from bottega.cli.options import Json, Seed, TraceFile
 from bottega.cli.output import note, plural, print_json, say, warn
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.built_in import LICENCES
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.benchmarks.tiles import LICENCES
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.methods.planning import max_demonstrations
 from bottega.evaluation.report.explanation import DemoPart, render_demo

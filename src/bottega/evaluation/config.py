@@ -23,11 +23,11 @@ class RunConfig:
 
     The command line sets each field by the option of its name; `bottega eval --help` explains them.
 
-    `benchmark` and `methods` are evaluated with each number of `shots`, on the first `limit` items.
+    `benchmark` and `methods` are evaluated with each number of `shots`, on at most `limit` items.
     `kb_per_class` and `kb_share` reduce the labelled examples, `label_noise` is the share of them
-    with a wrong label, `allow_overlap` keeps examples whose images are also items, and
-    `answers_from` replaces their labels by a master's answers. `passages` is a knowledge base of
-    passages. `retrieve` names the retrieval method with the embedders `embed` and `embed_text`,
+    with a wrong label, `allow_overlap` keeps images of the items among the examples, and
+    `answers_from` replaces their labels by a master's answers. `passages` names passages that join
+    them. `retrieve` names the retrieval method with the embedders `embed` and `embed_text`,
     `metric` and the number of `groups` of the hashtag tree; `rerank` selects among what it finds,
     and `order` arranges the demonstrations. `prompt` names the prompt, `stop` ends a reply of at
     most `max_tokens` tokens, `synonyms` maps words to labels. `compressor` and `store` are the

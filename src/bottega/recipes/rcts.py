@@ -90,35 +90,19 @@ def rcts(
     such as a `FlatSearch`, is used unchanged.
     """
     check_depth(shots)
-    if fetch < shots:
-        raise SettingError(
-            f"fetch must be at least shots, got fetch={fetch} and shots={shots}",
-            hint="raise fetch well above shots, or lower shots",
-        )
+    _check_fetch(fetch, shots)
     brief = turns_only(generator)
     prompt = prompt or (default_prompter(generator) if brief else ReasoningPrompter())
     parse = parse or LabelParser()
     sampling = sampling or Sampling(max_tokens=512)
-    return Pipeline(
-        route=FixedRouter(Tier(generator.name, generator, shots)),
-        retrieve=retrieve or DenseRetriever(knowledge.search),
-        prompt=prompt,
-        parse=parse,
-        search=search
-        or TreeSearch(
+    continuation = ContinuationPrompter(prompt) if brief else None
+    if search is None:
+        search = TreeSearch(
             generator,
             prompt=prompt,
             parse=parse,
             reward=reward
-            or default_reward(
-                prompt,
-                parse,
-                alpha,
-                sampling,
-                variant,
-                agree,
-                ContinuationPrompter(prompt) if brief else None,
-            ),
+            or default_reward(prompt, parse, alpha, sampling, variant, agree, continuation),
             rollouts=rollouts,
             parallel=parallel,
             variant=variant,
@@ -127,13 +111,27 @@ def rcts(
             seed=seed,
             max_calls=max_calls,
             max_tokens=max_tokens,
-        ),
+        )
+    return Pipeline(
+        route=FixedRouter(Tier(generator.name, generator, shots)),
+        retrieve=retrieve or DenseRetriever(knowledge.search),
+        prompt=prompt,
+        parse=parse,
+        search=search,
         record=record,
         price=price,
         sampling=sampling,
         choices=tuple(labels),
         fetch=fetch,
     )
+
+
+def _check_fetch(fetch: int, shots: int) -> None:
+    if fetch < shots:
+        raise SettingError(
+            f"fetch must be at least shots, got fetch={fetch} and shots={shots}",
+            hint="raise fetch well above shots, or lower shots",
+        )
 
 
 def default_reward(

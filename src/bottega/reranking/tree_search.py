@@ -29,16 +29,7 @@ from bottega.reranking.search_budget import (
     most_prompt_tokens,
 )
 from bottega.reranking.selection import check_depth
-from bottega.types import (
-    Answer,
-    Candidate,
-    Ended,
-    Prompt,
-    Query,
-    Reply,
-    Sampling,
-    SearchResult,
-)
+from bottega.types import Answer, Candidate, Ended, Prompt, Query, Reply, Sampling, SearchResult
 
 T = TypeVar("T")
 

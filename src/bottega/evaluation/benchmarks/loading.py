@@ -17,6 +17,7 @@ import numpy as np
 from bottega import pixels
 from bottega.errors import ImageError, LoadError, NoticeError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.built_in import SYNTHETIC, synthetic, task_corruption, tiles
 from bottega.evaluation.benchmarks.files import (
     digits,
     image_folder,
@@ -29,8 +30,6 @@ from bottega.evaluation.benchmarks.mmmu import mathvision, mmmu
 from bottega.evaluation.benchmarks.okvqa import aokvqa, okvqa
 from bottega.evaluation.benchmarks.scienceqa import scienceqa
 from bottega.evaluation.benchmarks.source import Source
-from bottega.evaluation.benchmarks.synthetic import SYNTHETIC, synthetic, task_corruption
-from bottega.evaluation.benchmarks.tiles import tiles
 from bottega.evaluation.benchmarks.vizwiz import vizwiz
 from bottega.evaluation.benchmarks.vl_icl import vl_icl
 from bottega.evaluation.benchmarks.vsr import vsr, vsr_mc
