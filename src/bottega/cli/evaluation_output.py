@@ -8,8 +8,7 @@ from pathlib import Path
 
 from bottega import __version__
 from bottega.cli.output import note, plural, print_table, say, to_json
-from bottega.evaluation.benchmark import Benchmark, fingerprint
-from bottega.evaluation.examples import is_passage
+from bottega.evaluation.benchmark import Benchmark, fingerprint, is_passage
 from bottega.evaluation.methods.prompts import PROMPT, Description, description_text
 from bottega.evaluation.methods.retrieval import EXCLUDE, EXCLUSION_RULE
 from bottega.evaluation.methods.specifications import METHODS

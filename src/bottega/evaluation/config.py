@@ -6,15 +6,18 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from bottega._util.locations import StoreLocation
 from bottega.errors import LoadError
-from bottega.evaluation.examples import Relevance
 from bottega.evaluation.search_config import SearchConfig
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.naming import source_digest
 from bottega.recipes.racc import COMPRESSOR, STORE
+
+# How a passage contains an answer: see `contains_answer`.
+Relevance = Literal["contains", "stems", "words"]
 
 
 @dataclass(frozen=True)

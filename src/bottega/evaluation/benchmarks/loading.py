@@ -16,7 +16,7 @@ import numpy as np
 
 from bottega import pixels
 from bottega.errors import ImageError, LoadError, NoticeError, OnError, SettingError
-from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmark import Benchmark, is_passage
 from bottega.evaluation.benchmarks.built_in import SYNTHETIC, synthetic, task_corruption, tiles
 from bottega.evaluation.benchmarks.files import (
     digits,
@@ -33,7 +33,6 @@ from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.benchmarks.vizwiz import vizwiz
 from bottega.evaluation.benchmarks.vl_icl import vl_icl
 from bottega.evaluation.benchmarks.vsr import vsr, vsr_mc
-from bottega.evaluation.examples import is_passage
 from bottega.evaluation.methods.controls import corrupt, label_confusion
 from bottega.evaluation.metrics.metric import labels_of
 from bottega.knowledge.index import lazy_faiss as faiss

@@ -9,9 +9,8 @@ from dataclasses import replace
 from functools import partial
 
 from bottega.errors import SettingError
-from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmark import Benchmark, is_passage, names_passages
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.examples import is_passage, names_passages
 from bottega.evaluation.methods.controls import swapped_prompter, swapped_recorder
 from bottega.evaluation.methods.logistic import KnowledgeBaseLogistic
 from bottega.evaluation.methods.prompts import (

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bottega._util.identity import image_hashes
+from bottega.evaluation.benchmark import names_passages
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.examples import names_passages
 from bottega.evaluation.methods.searchers import SAMPLES, reward_metric
 from bottega.evaluation.methods.specifications import SAMPLING_METHODS, SEARCH_METHODS
 from bottega.prompting import LetteredPrompter, ReasoningPrompter

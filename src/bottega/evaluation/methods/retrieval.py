@@ -17,8 +17,13 @@ import numpy as np
 from bottega._util.caching import SingleFlight
 from bottega._util.identity import DESCRIPTIONS, Exclude, query_key, request_key
 from bottega.errors import NotFoundError, SettingError
-from bottega.evaluation.benchmark import Benchmark, is_relevant
-from bottega.evaluation.examples import index_by_id, is_passage, names_passages
+from bottega.evaluation.benchmark import (
+    Benchmark,
+    index_by_id,
+    is_passage,
+    is_relevant,
+    names_passages,
+)
 from bottega.evaluation.metrics.metric import labels_of
 from bottega.evaluation.outcomes import add_cost
 from bottega.knowledge import KnowledgeBase, TowerTokenEmbedder
