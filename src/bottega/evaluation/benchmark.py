@@ -29,9 +29,9 @@ class Benchmark:
     a wrong answer; it is None without label noise. The first metric compares methods. `prompt`
     suits the questions, None selects the model's default; `rationale_prompt` replaces it where
     demonstrations show rationales. `order` arranges demonstrations as in the paper of the
-    benchmark's figures. `reward_metric` scores answers to examples in RCTS's mutual reward; None compares them with the example's answer. With
-    `needs_answers`, the examples are questions without published answers. `relevance` decides how
-    a passage contains an answer (`is_relevant`).
+    benchmark's figures. `reward_metric` scores answers to examples in RCTS's mutual reward; None
+    compares them with the example's answer. With `needs_answers`, the examples are questions
+    without published answers. `relevance` decides how a passage contains an answer (`is_relevant`).
     """
 
     name: str
