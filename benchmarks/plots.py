@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bottega.evaluation.metrics.intervals import Estimate
+from bottega.evaluation.metrics.metric import Estimate
 
 
 @contextmanager

@@ -18,8 +18,7 @@ from bottega._util.store_kind import StoreKind
 from bottega.errors import StoreError
 from bottega.evaluation.report.runs import read_run
 from bottega.evaluation.runs.run_store import FILE as RUN
-from bottega.evaluation.runs.run_store import RUN_FILE, RunStore
-from bottega.evaluation.runs.run_traces import open_run_traces
+from bottega.evaluation.runs.run_store import RUN_FILE, RunStore, open_run_traces
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_schema import GATEWAY_DB, GATEWAY_TABLES

@@ -8,7 +8,7 @@ from pathlib import Path
 from bottega.cli.evaluation_run import run_methods
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.methods.votes import VOTES
+from bottega.evaluation.methods.specifications import METHODS
 from bottega.evaluation.runs.paired import PairedDifference, ScoredRun, paired_differences
 from bottega.evaluation.runs.runner import MethodResult, RunState
 from bottega.generation.bundled_models import BundledGenerator
@@ -76,7 +76,7 @@ def figures(folder: Path, settings: tuple[Setting, ...]) -> str:
     for setting in settings:
         runs = _run(folder, setting)
         rows += [_row(setting.name, result) for result, _ in runs]
-        compared = [one for one in paired_differences(runs) if one.against in VOTES]
+        compared = [one for one in paired_differences(runs) if METHODS[one.against].vote]
         differences += [_difference(setting.name, one) for one in compared]
     head = [
         "| benchmark | method | shots | n | value | 95 % interval | invalid |",

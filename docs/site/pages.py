@@ -26,6 +26,8 @@ LANGUAGES = {".toml": "toml", ".yaml": "yaml", ".conf": "nginx", ".service": "in
 FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
 FENCED = re.compile(r"(^ *(`{3,})[^\n]*\n.*?^ *\2 *$)", re.DOTALL | re.MULTILINE)
 TARGET = re.compile(r"\]\(([^()\s]+)\)")
+# Entries of the log are not on the site: of their links, only the texts remain.
+LOG = re.compile(r"\[([^\]]*)\]\([^()\s]*benchmarks/log/[^()\s]*\)")
 DIAGRAM = re.compile(r"!\[[^\]]*\]\([^()\s]*diagrams/([\w-]+\.svg)\)")
 
 
@@ -73,7 +75,7 @@ def page_text(path: Path, page_path: str, page_paths: dict[Path, str], linked: s
         return f"]({relpath(found, Path(page_path).parent)}{sign}{anchor})" if found else match[0]
 
     text = FRONT_MATTER.sub("", path.read_text(encoding="utf-8"))
-    text = DIAGRAM.sub(inlined_diagram, text)
+    text = DIAGRAM.sub(inlined_diagram, LOG.sub(r"\1", text))
     parts = FENCED.split(text)
     # Each fenced block is followed by its own fence, the inner group.
     return "".join(

@@ -41,6 +41,16 @@ WIRE_SIDE = 2048
 MAX_TEXT = 1 << 20
 # Decoding to this side length finds damage anywhere in the body and is fast for large photographs.
 CHECKED_SIDE = 64
+# Image processors enlarge the shorter side: 1 x 4,000 pixels would become 224 x 896,000.
+MAX_RATIO = 20
+SMALLER = "reduce the image first"
+JPEG_MARKER = b"\xff\xd8\xff"
+JPEG_FORMATS = {"JPEG", "MPO"}
+HEIC = re.compile(rb".{4}ftyp(?:he[ivm][cmsx]|mif1|msf1)", re.DOTALL)
+FROM_HEIC = (
+    "convert it to JPEG, for example with Pillow and pip install pillow-heif; phones can store new"
+    " photographs as JPEG"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,15 +156,15 @@ class Image:
         return decoded
 
     def decode_for_model(self, at_least: int | None = None) -> Pillow.Image:
-        """Return the pixels of `decode` for a model. Images more than `pixels.MAX_RATIO` times as
+        """Return the pixels of `decode` for a model. Images more than `MAX_RATIO` times as
         long as wide are cropped to their centre.
 
         Without `at_least`, an image of more than `pixels.LARGE_PIXELS` pixels is reduced to 2048
         pixels on a side, as for endpoints.
         """
         if at_least is None and self.is_large:
-            return pixels.centre(self._reduced_for_wire())
-        return pixels.centre(self.decode(at_least))
+            return _centre(self._reduced_for_wire())
+        return _centre(self.decode(at_least))
 
     @property
     def is_large(self) -> bool:
@@ -292,16 +302,6 @@ class Image:
         return hash(self.sha256)
 
 
-SMALLER = "reduce the image first"
-JPEG_MARKER = b"\xff\xd8\xff"
-JPEG_FORMATS = {"JPEG", "MPO"}
-HEIC = re.compile(rb".{4}ftyp(?:he[ivm][cmsx]|mif1|msf1)", re.DOTALL)
-FROM_HEIC = (
-    "convert it to JPEG, for example with Pillow and pip install pillow-heif; phones can store new"
-    " photographs as JPEG"
-)
-
-
 def path_text(path: str | Path) -> str:
     """Return a path as valid text. File names are bytes; parts that are not UTF-8 are replaced."""
     return str(path).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -359,3 +359,13 @@ def _damage_errors(name: str) -> Iterator[None]:
 def _reason(error: Exception) -> str:
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     return "unknown format" if text.startswith("cannot identify") else text
+
+
+def _centre(pil_image: Pillow.Image) -> Pillow.Image:
+    """Return the image, or its centre if it is more than `MAX_RATIO` times as long as wide."""
+    width, height = pil_image.size
+    longest = MAX_RATIO * min(width, height)
+    if max(width, height) <= longest:
+        return pil_image
+    left, top = max(0, (width - longest) // 2), max(0, (height - longest) // 2)
+    return pil_image.crop((left, top, width - left, height - top))

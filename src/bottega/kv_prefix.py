@@ -15,6 +15,22 @@ from transformers.cache_utils import DynamicLayer
 from bottega.errors import SettingError
 
 hf: Any = transformers  # partly annotated
+# Each of these could silently contradict the prefix; they are computed from the ids and the mask.
+RESERVED_INPUTS = (
+    "inputs_embeds",
+    "past_key_values",
+    "position_ids",
+    "decoder_attention_mask",
+    "labels",
+)
+KEEP_NO_LOGITS = torch.arange(0)  # as `logits_to_keep`; the number 0 would keep all
+RESERVED_SETTINGS = (
+    "generation_config",
+    "past_key_values",
+    "max_length",
+    "return_dict_in_generate",
+    "decoder_start_token_id",
+)
 
 
 @dataclass(frozen=True)
@@ -123,17 +139,6 @@ def _refuse_other_caches(model: Any, config: Any) -> None:
         hint="use a model without sliding windows, recurrent or convolutional layers, shared or "
         "latent keys",
     )
-
-
-# Each of these could silently contradict the prefix; they are computed from the ids and the mask.
-RESERVED_INPUTS = (
-    "inputs_embeds",
-    "past_key_values",
-    "position_ids",
-    "decoder_attention_mask",
-    "labels",
-)
-KEEP_NO_LOGITS = torch.arange(0)  # as `logits_to_keep`; the number 0 would keep all
 
 
 class ModelInputs:
@@ -298,15 +303,6 @@ def fresh_rope_offsets(model: nn.Module) -> Iterator[None]:
         holder.rope_deltas = saved
 
 
-RESERVED_SETTINGS = (
-    "generation_config",
-    "past_key_values",
-    "max_length",
-    "return_dict_in_generate",
-    "decoder_start_token_id",
-)
-
-
 @dataclass(frozen=True, eq=False)
 class ForwardScores:
     """Logits and loss of a forward pass. `logits` (batch, length, vocabulary) cover the prompt, or
@@ -382,10 +378,10 @@ def read(model: nn.Module, inputs: Mapping[str, Tensor]) -> KeyValues:
     """Read a text and return its keys and values (batch, kv_heads, length, head_dim).
 
     Positions start at 0; there are no gradients. Use the result to initialize a learned prefix or
-    to read a text ahead. Rows must not be padded, because a prefix has no mask. For an
-    encoder-decoder the result is that of the decoder for `decoder_input_ids`. With Qwen, images
-    take fewer positions than tokens: a prompt after the prefix has later positions than in the full
-    text. Raises `SettingError`.
+    to read a text ahead. Rows must not be padded, because a prefix has no mask. With an encoder and
+    a decoder, the result belongs to the decoder's `decoder_input_ids`. With Qwen, images take fewer
+    positions than tokens: a prompt after the prefix has later positions than in the full text.
+    Raises `SettingError`.
     """
     batch = ModelInputs(model, inputs)
     if not (batch.is_encoder_decoder or bool(batch.mask.all())):

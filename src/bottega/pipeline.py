@@ -133,6 +133,10 @@ class Pipeline:
     The methods are coroutines. The `_sync` variants run them on one background event loop per
     process, and so work in scripts, in threads and in notebooks, where a loop is running already.
 
+    `route` selects the tier, and `retrieve` and `rerank` its demonstrations; without `retrieve`
+    there are none. `prompt` shows them to the model, which answers with the settings `sampling`.
+    `parse` reads the answer, `price` computes the cost, and `record` receives the trace.
+
     `fetch` is the number of candidates retrieved for the re-ranker (default: the tier's shots).
     `choices` apply to queries without choices of their own. `choose` selects one of several sampled
     answers (default: the first). `escalate` may pass a query on to another tier after an answer.

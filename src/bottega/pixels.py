@@ -24,9 +24,7 @@ STRIP_PIXELS = 1 << 20
 # Larger than most photographs. Smaller images are decoded as in earlier versions, so stored
 # embeddings stay valid; larger ones are reduced to save memory.
 LARGE_PIXELS = 16_000_000
-# Image processors enlarge the shorter side: 1 x 4,000 pixels would become 224 x 896,000.
-MAX_RATIO = 20
-# Peak bytes per pixel while Pillow decodes, measured (docs/log.md): codecs hold buffers
+# Peak bytes per pixel while Pillow decodes, measured (benchmarks/log): codecs hold buffers
 # in addition to the raster. Unlisted formats hold only the raster.
 CODEC_BYTES = {"WEBP": 16, "AVIF": 16, "JPEG2000": 26, "TIFF": 12}
 MODE_BYTES = {"1": 1, "L": 1, "P": 1}
@@ -44,6 +42,14 @@ TRANSPOSES = {
     7: Pillow.Transpose.TRANSVERSE,
     8: Pillow.Transpose.ROTATE_90,
 }
+START_OF_SCAN = 0xDA
+END_OF_FILE = -1
+NOT_FRAMES = {0xC4, 0xC8, 0xCC}  # tables and an extension, between the markers of frames
+SEQUENTIAL = {0xC0, 0xC1, 0xC9}
+WITHOUT_LENGTH = {0x00, 0x01, *range(0xD0, 0xD8)}
+FILL = re.compile(rb"\xff+")  # any number of fill bytes may precede a marker
+# Pillow reads the bytes between segments one by one in Python: 16 KB take it about 15 ms.
+MAX_STEPS = 1 << 14
 
 
 def upright_transpose(pil_image: Pillow.Image) -> Pillow.Transpose | None:
@@ -102,16 +108,6 @@ def reduced(pil_image: Pillow.Image, at_least: int) -> Pillow.Image:
     for top, strip in strips(pil_image, multiple=scale):
         small.paste(rgb(strip).reduce(scale), (0, top // scale))
     return small
-
-
-def centre(pil_image: Pillow.Image) -> Pillow.Image:
-    """Return the image, or its centre if it is more than `MAX_RATIO` times as long as wide."""
-    width, height = pil_image.size
-    longest = MAX_RATIO * min(width, height)
-    if max(width, height) <= longest:
-        return pil_image
-    left, top = max(0, (width - longest) // 2), max(0, (height - longest) // 2)
-    return pil_image.crop((left, top, width - left, height - top))
 
 
 def signature(pil_image: Pillow.Image) -> np.ndarray:
@@ -255,16 +251,6 @@ def _saved(pil_image: Pillow.Image, format: str, **options: object) -> bytes:
     buffer = io.BytesIO()
     pil_image.save(buffer, format, **options)
     return buffer.getvalue()
-
-
-START_OF_SCAN = 0xDA
-END_OF_FILE = -1
-NOT_FRAMES = {0xC4, 0xC8, 0xCC}  # tables and an extension, between the markers of frames
-SEQUENTIAL = {0xC0, 0xC1, 0xC9}
-WITHOUT_LENGTH = {0x00, 0x01, *range(0xD0, 0xD8)}
-FILL = re.compile(rb"\xff+")  # any number of fill bytes may precede a marker
-# Pillow reads the bytes between segments one by one in Python: 16 KB take it about 15 ms.
-MAX_STEPS = 1 << 14
 
 
 def has_several_scans(data: bytes) -> bool:

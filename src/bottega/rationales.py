@@ -22,6 +22,8 @@ ASK_LETTERS = "Answer with the letters of all right choices, separated by commas
 
 FRESH_SEED = 1_000_003  # far from the seeds of the predictions that select a rationale
 Compare = Callable[[Answer, Answer, Query], float]
+# Tag with the share of correct predictions of the best candidate; 0 means rejected.
+ACCURACY = "rationale_accuracy"
 
 
 @dataclass(frozen=True)
@@ -208,10 +210,6 @@ class _Bill:
             cost_usd=None if None in costs else sum(priced),
             at_most_usd=writing + self.verifications * verifying,
         )
-
-
-# Tag with the share of correct predictions of the best candidate; 0 means rejected.
-ACCURACY = "rationale_accuracy"
 
 
 @dataclass(frozen=True)

@@ -261,7 +261,9 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Trace:
-    """Record of one query. `candidates` are the demonstrations in the order shown.
+    """Record of one query, with an `id` of its own. `candidates` are the demonstrations in the
+    order shown. `prompt` was sent to the model of `tier` at `time` (unix seconds); `answer` was
+    parsed from its `reply`.
 
     `seconds` is the wall time of the whole answer. `dismissed` are the replies of earlier tiers,
     whose answers led to an escalation. `cost_usd` includes them and all requests of a search; it is

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from bottega.compression.packed_texts import PackedTexts
+from bottega.compression.hyper_model import PackedTexts
 
 TEXTS = [[5, 6, 7], [5, 6, 7, 8], [5, 8], [9]]
 

@@ -24,6 +24,7 @@ from docs.site.references import (
     write_references,
 )
 
+LOG = ROOT / "benchmarks" / "log"
 RELATIVE = re.compile(r"\]\((?!https?:|#|mailto:)([^()\s#]+)")
 
 
@@ -55,17 +56,40 @@ def test_links_of_pages_lead_to_pages(pages: Path) -> None:
     assert broken == []
 
 
-def test_links_of_the_readme_lead_to_files_and_headings() -> None:
-    """The README is not a page of the site, so the strict build does not check it."""
-    text = FENCED.sub("", (ROOT / "README.md").read_text(encoding="utf-8"))
+def headings(path: Path) -> set[str]:
+    """Return the anchors of a document's headings."""
+    found = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w]+", "-", one.lower()).strip("-") for one in found}
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(LOG.glob("*.md"))], ids=str)
+def test_links_outside_the_site_lead_to_files_and_headings(path: Path) -> None:
+    """README and log are no pages of the site, so the strict build does not check them."""
+    text = FENCED.sub("", path.read_text(encoding="utf-8"))
     links = re.findall(r"(?:\]\(|src=\")((?!https?:)[^()\s\"]+)", text)
     assert len(links) > 20
     for link in links:
         name, _, anchor = link.partition("#")
-        assert (ROOT / name).exists(), link
-        if anchor:
-            headings = re.findall(r"^#+ (.*)$", (ROOT / name).read_text(encoding="utf-8"), re.M)
-            assert anchor in {re.sub(r"\W+", "-", one.lower()).strip("-") for one in headings}, link
+        target = (path.parent / name) if name else path
+        assert target.exists(), link
+        assert not anchor or anchor in headings(target), link
+
+
+def test_links_to_the_log_lead_to_entries_and_are_only_text_on_the_site(pages: Path) -> None:
+    texts = {path: path.read_text("utf-8") for path in DOCS.rglob("*.md")}
+    links = [
+        (path, link)
+        for path, text in texts.items()
+        for link in re.findall(r"\]\(([^()\s]*benchmarks/log/[^()\s]*)\)", text)
+    ]
+    assert len(links) > 20
+    for path, link in links:
+        name, _, anchor = link.partition("#")
+        target = path.parent / name
+        assert target.is_file(), link
+        assert not anchor or anchor in headings(target), link
+    staged = (page.read_text("utf-8") for page in pages.rglob("*.md"))
+    assert not [text for text in staged if re.search(r"\]\([^()\s]*benchmarks/log", text)]
 
 
 def test_links_out_of_the_documents_become_links_between_pages(tmp_path: Path) -> None:

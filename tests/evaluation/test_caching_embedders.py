@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bottega.evaluation.methods.retriever_factory import CachingEmbedder, CachingTokenEmbedder
+from bottega.evaluation.methods.retrieval import CachingEmbedder, CachingTokenEmbedder
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.builders import solid_image

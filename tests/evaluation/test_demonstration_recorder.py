@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
-from bottega.evaluation.runs.run_store import DemonstrationRecorder
+from bottega.evaluation.runs.runner import DemonstrationRecorder
 from bottega.types import Answer, Completion, Example, Prompt, Query, Reply, Trace
 from tests.builders import candidates
 from tests.evaluation.test_runner import always_a

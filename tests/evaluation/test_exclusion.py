@@ -9,8 +9,7 @@ import pytest
 from bottega.evaluation.benchmark import labelled_benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.methods.planning import plan
-from bottega.evaluation.methods.retrieval import EXCLUSION_RULE
-from bottega.evaluation.methods.retriever_factory import CachingEmbedder, retriever_factory
+from bottega.evaluation.methods.retrieval import EXCLUSION_RULE, CachingEmbedder, retriever_factory
 from bottega.evaluation.report.render import write_report
 from bottega.evaluation.runs.runner import evaluate
 from bottega.generation import ScriptedGenerator

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
-from bottega.evaluation.metrics.intervals import accuracy, mean
-from bottega.evaluation.metrics.metric import Judgement, MacroF1, macro_f1
+from bottega.evaluation.metrics.metric import Judgement, MacroF1, accuracy, macro_f1, mean
 from bottega.types import Answer, Example, Query
 
 LABELS = ("a", "b", "c")

@@ -11,7 +11,7 @@ from scipy.stats import multinomial
 
 from bottega.errors import SettingError
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.metrics.intervals import (
+from bottega.evaluation.metrics.metric import (
     PERMUTATIONS,
     _correlation,
     mcnemar,

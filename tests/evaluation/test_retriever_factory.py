@@ -10,8 +10,12 @@ import pytest
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.methods.retrieval import EXCLUDE, bundled_token_embedder
-from bottega.evaluation.methods.retriever_factory import CachingTokenEmbedder, retriever_factory
+from bottega.evaluation.methods.retrieval import (
+    EXCLUDE,
+    CachingTokenEmbedder,
+    bundled_token_embedder,
+    retriever_factory,
+)
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase, PixelEmbedder, TokenEmbedder
 from bottega.prompting import InterleavedPrompter

@@ -7,8 +7,7 @@ import pytest
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.methods.planning import plan
-from bottega.evaluation.methods.retrieval import EXCLUDE, bundled_token_embedder
-from bottega.evaluation.methods.retriever_factory import retriever_factory
+from bottega.evaluation.methods.retrieval import EXCLUDE, bundled_token_embedder, retriever_factory
 from bottega.evaluation.methods.searchers import MethodContext
 from bottega.evaluation.methods.specifications import METHODS, SEARCH_METHODS
 from bottega.evaluation.outcomes import Method

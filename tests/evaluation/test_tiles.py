@@ -5,8 +5,8 @@ from itertools import combinations
 import pytest
 
 from bottega.errors import SettingError
+from bottega.evaluation.benchmarks.built_in import AREAS, PER_CLASS, SIDE, Box
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.benchmarks.tiles import AREAS, PER_CLASS, SIDE, Box
 
 
 def overlap(one: Box, other: Box) -> bool:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from bottega.errors import SettingError
-from bottega.evaluation.benchmark import Benchmark, answers_of, is_relevant
+from bottega.evaluation.benchmark import Benchmark, answers_of, contains_answer, is_relevant
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
-from bottega.evaluation.examples import Relevance, contains_answer
+from bottega.evaluation.config import Relevance
 from bottega.evaluation.methods.retrieval import ExamplePool, LateInteractionScorer
 from bottega.evaluation.methods.training_data import (
     GoldPassageSampler,

@@ -31,7 +31,7 @@ from bottega.generation import ScriptedGenerator
 from bottega.generation.offline import Call
 from bottega.openai_api.request import Body
 from bottega.openai_api.response import ChatCompletion
-from bottega.recipes.limited_search import SearchLimits
+from bottega.recipes.rcts import SearchLimits
 from bottega.recording import TraceStore, stored_trace
 from bottega.types import Candidate, Example, Prompt, Query, Trace, Usage
 from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway

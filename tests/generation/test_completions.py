@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from bottega.errors import GarbledError, RejectedError, SettingError
 from bottega.generation import OpenAICompletionsGenerator, RetryPolicy
-from bottega.generation.completions import render_turns
+from bottega.generation.openai_compatible import render_turns
 from bottega.parsing import LabelParser
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bottega.generation.packed_rows import PackedRows
+from bottega.generation.token_tree import PackedRows
 
 
 def test_rows_without_a_query_are_left_out() -> None:

@@ -28,10 +28,9 @@ from bottega.errors import (
     PromptTooLongError,
 )
 from bottega.generation import bundled
+from bottega.generation.in_process import TreeModel
 from bottega.generation.loaded import LoadedModel
-from bottega.generation.packed_rows import PathWithDrafts
-from bottega.generation.token_tree import TokenTree
-from bottega.generation.tree_model import TreeModel
+from bottega.generation.token_tree import PathWithDrafts, TokenTree
 from bottega.image import Image
 from bottega.knowledge.embedders.bundled_tower import TowerEmbedder
 from bottega.kv_prefix import Geometry

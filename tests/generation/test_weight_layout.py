@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from bottega.compression.persistence import fingerprint
-from bottega.generation.weight_layout import make_column_major
+from bottega.generation.loaded import make_column_major
 
 
 class Tied(nn.Module):

@@ -13,7 +13,7 @@ from PIL import Image as Pillow
 from bottega.errors import ImageError, LoadError
 from bottega.knowledge.loaders.delimited import load_manyicl
 from bottega.knowledge.loaders.folders import (
-    has_splits,
+    find_splits,
     load_digits,
     load_image_folder,
 )
@@ -52,7 +52,7 @@ def test_each_subfolder_is_a_class(tmp_path: Path) -> None:
 def test_split_is_a_folder_of_classes(tmp_path: Path) -> None:
     save(tmp_path / "train" / "cat" / "1.png", 1)
     save(tmp_path / "test" / "cat" / "2.png", 2)
-    assert has_splits(tmp_path)
+    assert find_splits(tmp_path)
     (only,) = load_image_folder(tmp_path, split="test", question="Which?")
     assert only.query.images == (solid_image(2),)
     assert only.query.text == "Which?"

@@ -158,15 +158,15 @@ TARGETS = (
     Target("knowledge/postgres/*", "knowledge/test_postgres_* knowledge/test_store_model"),
     Target("evaluation/streams/*", "evaluation/test_stream* cli/test_stream"),
     Target(
-        "compression/passage_store compression/persistence compression/packed_texts",
-        "compression/test_store compression/test_persistence compression/test_packed_texts"
-        " compression/test_prefix_searcher",
+        "compression/passage_store compression/persistence",
+        "compression/test_store compression/test_persistence compression/test_prefix_searcher",
     ),
     # RACC.
     Target(
         "compression/layers compression/model compression/prefixes compression/hyper_model",
         "compression/test_aggregator compression/test_modulation"
-        " compression/test_racc compression/test_hyper_models* compression/test_passage_compressor"
+        " compression/test_racc compression/test_packed_texts compression/test_hyper_models*"
+        " compression/test_passage_compressor"
         " compression/test_one_token compression/test_kv_reuse",
     ),
 )

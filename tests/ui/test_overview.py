@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
+from bottega.evaluation.report.charts import BARS_HEIGHT, BARS_WIDTH, round_up, stacked_bars
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.row_types import Entry
-from bottega.ui.charts import HEIGHT, WIDTH, nice_limit, stacked_bars
 from bottega.ui.overview import PERIODS, statistics
 from bottega.ui.pages import format_percent, format_usd
 from tests.gateway.gateways import ask
@@ -82,8 +82,8 @@ def test_bars_are_stacked_to_their_sum() -> None:
     for lower, upper in pairwise(first):
         assert upper.y + upper.height == pytest.approx(lower.y, abs=0.02)
     assert min(bar.y for bar in chart.bars) >= 0
-    assert max(bar.y + bar.height for bar in chart.bars) <= HEIGHT
-    assert max(bar.x + bar.width for bar in chart.bars) <= WIDTH
+    assert max(bar.y + bar.height for bar in chart.bars) <= BARS_HEIGHT
+    assert max(bar.x + bar.width for bar in chart.bars) <= BARS_WIDTH
     assert [total for _, _, total in chart.legend] == [5.0, 1.0, 1.0]
     other = stacked_bars([0.0], {(0.0, "b"): 9.0, (0.0, "c"): 10.0}, order=["a", "b"])
     assert [(style, name) for style, name, _ in other.legend] == [("s1", "b"), ("s2", "c")]
@@ -93,8 +93,8 @@ def test_bars_are_stacked_to_their_sum() -> None:
     ("value", "limit"), [(0, 1), (1, 1), (1.5, 2), (4, 5), (7, 10), (99, 100), (101, 200)]
 )
 def test_axes_end_at_round_numbers(value: float, limit: float) -> None:
-    assert nice_limit(value) == limit
-    assert nice_limit(value / 1000) >= value / 1000
+    assert stacked_bars([0.0], {(0.0, "a"): value}).ticks[-1][0] == limit
+    assert round_up(value / 1000, (1, 2, 5)) >= value / 1000
 
 
 def test_shares_of_tiers_have_percentages() -> None:

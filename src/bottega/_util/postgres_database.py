@@ -164,7 +164,7 @@ if hasattr(os, "register_at_fork"):
 
 class PostgresDatabase:
     """Handle for blocking callers to the tables of one kind. Handles of this process with the same
-    URL, kind, `create` and `answer_seconds` share up to `size` connections. The options are those
+    URL, kind, `create` and `answer_seconds` share up to `size` connections. It has the options
     of `PostgresPool`."""
 
     def __init__(

@@ -19,14 +19,8 @@ from bottega.pipeline import run_sync
 from bottega.prompting import InterleavedPrompter, ReasoningPrompter
 from bottega.protocols import Generator, Parser, Prompter, Reranker, Searcher, turns_only
 from bottega.recipes import compression_searcher
-from bottega.recipes.limited_search import (
-    FETCH,
-    SECONDS,
-    LimitedSearcher,
-    SearchError,
-    SearchLimits,
-)
 from bottega.recipes.racc import bundled_compressor_for, compressor_loader, require_local
+from bottega.recipes.rcts import FETCH, SECONDS, LimitedSearcher, SearchError, SearchLimits
 from bottega.reranking import check_depth
 from bottega.types import Sampling
 

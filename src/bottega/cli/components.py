@@ -32,11 +32,14 @@ from bottega.errors import (
 )
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.source import read_options
-from bottega.evaluation.methods.retrieval import EXCLUDE, bundled_token_embedder
-from bottega.evaluation.methods.retriever_factory import CachingEmbedder, CachingTokenEmbedder
+from bottega.evaluation.methods.retrieval import (
+    EXCLUDE,
+    CachingEmbedder,
+    CachingTokenEmbedder,
+    bundled_token_embedder,
+)
 from bottega.evaluation.methods.specifications import METHODS
-from bottega.evaluation.runs.run_store import FILE
-from bottega.evaluation.runs.run_traces import is_run_file, open_run_traces
+from bottega.evaluation.runs.run_store import FILE, is_run_file, open_run_traces
 from bottega.generation import TransformersGenerator
 from bottega.image import Image
 from bottega.knowledge import FlmrEmbedder

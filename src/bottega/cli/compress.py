@@ -25,7 +25,7 @@ from bottega.cli.options import (
 )
 from bottega.cli.output import note, noting_interruption, print_json, say
 from bottega.cli.shown_progress import ProgressStatus, ReportStep, progress
-from bottega.evaluation.examples import is_passage
+from bottega.evaluation.benchmark import is_passage
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import check_torch
 from bottega.recipes.racc import bundled_compressor_for, check_compressor_files

@@ -19,7 +19,7 @@ from bottega._util.settings import (
     read_toml,
 )
 from bottega.errors import SettingError
-from bottega.evaluation.examples import Relevance
+from bottega.evaluation.config import Relevance
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import check_torch
 from bottega.recipes.cache_retrieval import BY_DRAFT

@@ -27,11 +27,10 @@ from bottega.compression.persistence import SETTINGS, fingerprint, same_model
 from bottega.compression.training import CHECKPOINT, TrainingProgress, train
 from bottega.errors import LoadError, SettingError, StoreBusyError
 from bottega.evaluation import benchmark
-from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmark import Benchmark, is_passage
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
-from bottega.evaluation.examples import is_passage
-from bottega.evaluation.methods.retriever_factory import retriever_factory
+from bottega.evaluation.methods.retrieval import retriever_factory
 from bottega.evaluation.methods.training_data import (
     GoldPassageSampler,
     RetrievedPassageSampler,

@@ -21,14 +21,13 @@ from bottega.cli.evaluation_run import check_output, run_methods
 from bottega.cli.options import Json, Seed, TraceFile
 from bottega.cli.output import note, print_json, say, warn
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmarks.built_in import LICENCES
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.benchmarks.tiles import LICENCES
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.methods.planning import max_demonstrations
 from bottega.evaluation.report.explanation import DemoPart, render_demo
 from bottega.evaluation.runs.paired import PairedDifference, ScoredRun, paired_differences
-from bottega.evaluation.runs.run_store import DemonstrationRecorder
-from bottega.evaluation.runs.runner import MethodResult, RunState
+from bottega.evaluation.runs.runner import DemonstrationRecorder, MethodResult, RunState
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.naming import default_embedder, open_model
 from bottega.recipes import Classifier

@@ -12,7 +12,7 @@ from bottega._util.locations import StoreLocation
 from bottega.cli.help import HelpCommand
 from bottega.cli.method_actor import ANSWER_TOKENS
 from bottega.cli.options import ORDER_HELP, knowledge_option
-from bottega.evaluation.examples import Relevance
+from bottega.evaluation.config import Relevance
 from bottega.evaluation.methods.searchers import SAMPLES
 from bottega.evaluation.methods.specifications import LABEL_METHODS, METHODS
 from bottega.evaluation.search_config import Preset, RewardName, SearchConfig

@@ -9,15 +9,14 @@ from pathlib import Path
 from bottega import __version__
 from bottega._util.progress import plural
 from bottega.cli.output import note, print_table, say, to_json
-from bottega.evaluation.benchmark import Benchmark, fingerprint
-from bottega.evaluation.examples import is_passage
+from bottega.evaluation.benchmark import Benchmark, fingerprint, is_passage
 from bottega.evaluation.methods.prompts import PROMPT, Description, description_text
 from bottega.evaluation.methods.retrieval import EXCLUDE, EXCLUSION_RULE
 from bottega.evaluation.methods.specifications import METHODS
 from bottega.evaluation.outcomes import MethodKey, method_title
 from bottega.evaluation.runs.paired import PairedDifference, ScoredRun, paired_differences
-from bottega.evaluation.runs.run_store import AnswerStore, RunStore
-from bottega.evaluation.runs.runner import MethodResult
+from bottega.evaluation.runs.run_store import RunStore
+from bottega.evaluation.runs.runner import AnswerStore, MethodResult
 from bottega.recipes.cache_retrieval import WITHOUT_TEXT
 
 COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")

@@ -24,13 +24,13 @@ from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE, LABELLED_IMAGES
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.methods.image_limits import check_prompt_images, images_per_prompt
 from bottega.evaluation.methods.planning import (
     check_benchmark_fit,
     max_calls,
     max_demonstrations,
     method_keys,
 )
+from bottega.evaluation.methods.prompts import check_prompt_images, images_per_prompt
 from bottega.evaluation.methods.specifications import METHODS
 from bottega.evaluation.outcomes import Method, MethodKey, Outcome, ScoredAnswer
 from bottega.evaluation.report.payload import keep_thumbnails

@@ -13,13 +13,7 @@ from bottega._util.event_loops import run_closing
 from bottega._util.executor import LocalExecutor
 from bottega._util.locations import StoreLocation
 from bottega._util.progress import plural
-from bottega.cli.components import (
-    LOCAL,
-    check_executor,
-    open_executor,
-    open_prices,
-    with_synonyms,
-)
+from bottega.cli.components import LOCAL, check_executor, open_executor, open_prices, with_synonyms
 from bottega.cli.knowledge_files import open_rows, open_to_add
 from bottega.cli.options import (
     MODELS_HELP,
@@ -40,7 +34,6 @@ from bottega.cli.shown_progress import progress
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.examples import labels_of
 from bottega.evaluation.methods.master_answers import (
     MasterAnswers,
     QuestionKey,
@@ -49,6 +42,7 @@ from bottega.evaluation.methods.master_answers import (
     question_key,
     with_answers,
 )
+from bottega.evaluation.metrics.metric import labels_of
 from bottega.evaluation.outcomes import Budget, check_priced
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import ModelSpec, check_model, default_embedder

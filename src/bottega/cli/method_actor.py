@@ -24,10 +24,12 @@ from bottega.cli.shown_progress import ReportStep, progress
 from bottega.errors import BottegaError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.methods.draft_answers import DraftGenerator
 from bottega.evaluation.methods.planning import needs_search, plan
-from bottega.evaluation.methods.retrieval import nearest_retriever
-from bottega.evaluation.methods.retriever_factory import retriever_factory
+from bottega.evaluation.methods.retrieval import (
+    DraftGenerator,
+    nearest_retriever,
+    retriever_factory,
+)
 from bottega.evaluation.methods.specifications import COMPRESSION_METHODS
 from bottega.evaluation.outcomes import Budget, CostLimitedGenerator, Method, MethodKey, Outcome
 from bottega.generation import ReplayGenerator, TransformersGenerator

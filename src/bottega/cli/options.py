@@ -12,8 +12,8 @@ from typer import Argument, Option
 from bottega._util.locations import StoreLocation
 from bottega._util.postgres import is_postgres_url
 from bottega.errors import SettingError
+from bottega.evaluation.benchmarks.built_in import SYNTHETIC
 from bottega.evaluation.benchmarks.loading import PUBLISHED
-from bottega.evaluation.benchmarks.synthetic import SYNTHETIC
 
 BenchmarkSpec = Annotated[
     str,

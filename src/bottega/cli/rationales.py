@@ -38,7 +38,7 @@ from bottega.cli.output import (
 )
 from bottega.cli.shown_progress import ReportStep, progress
 from bottega.errors import WorkerError
-from bottega.evaluation.metrics.intervals import mean
+from bottega.evaluation.metrics.metric import mean
 from bottega.evaluation.outcomes import Budget, is_item_error
 from bottega.naming import ModelSpec
 from bottega.rationales import (

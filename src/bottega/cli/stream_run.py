@@ -40,7 +40,7 @@ from bottega.evaluation.methods.master_answers import (
     labelled_questions,
     question_key,
 )
-from bottega.evaluation.metrics.intervals import bounds
+from bottega.evaluation.metrics.metric import bounds
 from bottega.evaluation.outcomes import (
     Budget,
     CostLimitedGenerator,
@@ -58,9 +58,8 @@ from bottega.evaluation.streams.stream_plan import (
     item_orders,
 )
 from bottega.evaluation.streams.stream_runs import StreamSetup, run_streams
-from bottega.evaluation.streams.stream_summary import CurvePoint, summarize_streams
-from bottega.evaluation.streams.stream_trends import COLUMNS as TREND_COLUMNS
-from bottega.evaluation.streams.stream_trends import find_trends
+from bottega.evaluation.streams.stream_summary import COLUMNS as TREND_COLUMNS
+from bottega.evaluation.streams.stream_summary import CurvePoint, find_trends, summarize_streams
 from bottega.generation import ReplayGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import ModelSpec

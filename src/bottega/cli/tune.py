@@ -28,13 +28,16 @@ from bottega.cli.vector_answer import VISUAL_RAG
 from bottega.errors import SettingError
 from bottega.evaluation.methods.leave_one_out import (
     LabelledSample,
+    Selection,
+    Setting,
+    Trial,
     cached_embedders,
     logistic_trial,
     model_trials,
+    select,
     vote_trials,
 )
-from bottega.evaluation.methods.tuning import Selection, Setting, Trial, select
-from bottega.evaluation.metrics.intervals import Estimate, bounds
+from bottega.evaluation.metrics.metric import Estimate, bounds
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.tuned_settings import TunedSettings, tuned_for
 from bottega.naming import check_embedder, check_model, default_model, image_embedders, open_model

@@ -13,10 +13,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from bottega.compression.packed_texts import PackedTexts
 from bottega.errors import SettingError
 from bottega.kv_prefix import KEEP_NO_LOGITS, ModelInputs, decoder_config
 from bottega.types import Example, Message, Prompt, Query
+
+ProcessorInputs = Mapping[str, Any]
+TOKEN_INPUTS = ("input_ids", "attention_mask", "position_ids", "mm_token_type_ids")
+# Decoders with causal attention that accept a four-dimensional attention mask.
+CAUSAL_DECODERS = {"llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text"}
+QUESTION = Message("user", ("?",))
+# Text whose tokens tell tokenizers apart.
+ALL_CHARACTERS = " ".join(["The quick brown fox jumps over the lazy dog;", *string.printable[:94]])
 
 
 def image_groups(has_images: Sequence[bool]) -> list[list[int]]:
@@ -41,12 +48,6 @@ def map_by_images(
     # The rows are in the order of the groups; argsort inverts that permutation.
     order = torch.tensor([i for group in groups for i in group]).argsort()
     return rows[order.to(rows.device)]
-
-
-ProcessorInputs = Mapping[str, Any]
-TOKEN_INPUTS = ("input_ids", "attention_mask", "position_ids", "mm_token_type_ids")
-# Decoders with causal attention that accept a four-dimensional attention mask.
-CAUSAL_DECODERS = {"llama", "mistral", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text"}
 
 
 @dataclass(frozen=True)
@@ -267,11 +268,6 @@ def sentence_prompts(hyper: HyperModel, ids: Tensor, count: int) -> Tensor:
     return hyper.embed(ids.repeat(times)[:count])
 
 
-QUESTION = Message("user", ("?",))
-# Text whose tokens tell tokenizers apart.
-ALL_CHARACTERS = " ".join(["The quick brown fox jumps over the lazy dog;", *string.printable[:94]])
-
-
 class PromptEncoder(Protocol):
     """Function that turns prompts into model inputs, such as `generation.LoadedModel.encode`.
     Inputs hold `input_ids`, `attention_mask` and the tensors of images, padded on the left. Either
@@ -428,3 +424,37 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device | None = None) ->
         ids[index, length - len(row) :] = torch.tensor(row)
         mask[index, length - len(row) :] = 1
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+
+
+class PackedTexts:
+    """Sequence of several texts, each followed by `extra` tokens that no other text shares.
+    `paths[i]` holds the positions of the tokens of text i in the sequence. Texts with a common
+    prefix share its positions, as in a trie."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], extra: int) -> None:
+        # Positions by the position of the previous token in the text (-1 for none) and the token.
+        positions: dict[tuple[int, int], int] = {}
+        self.paths: list[Tensor] = []
+        for index, text in enumerate(texts):
+            path = [-1]
+            # Extra tokens have a different id in each text.
+            for token in [*text, *[-1 - index] * extra]:
+                path.append(positions.setdefault((path[-1], token), len(positions)))
+            self.paths.append(torch.tensor(path[1:], dtype=torch.int64))
+        self.length = len(positions)
+
+    def pack(self, rows: Sequence[Tensor]) -> Tensor:
+        """Return one sequence (length, ...) of the rows (tokens, ...) of all texts."""
+        packed = rows[0].new_empty(self.length, *rows[0].shape[1:])
+        for path, row in zip(self.paths, rows, strict=True):
+            packed[path] = row
+        return packed
+
+    def attention_mask(self, like: Tensor) -> Tensor:
+        """Return the additive attention mask (1, 1, length, length) with the dtype and device of
+        `like`. A token attends to itself and to the tokens before it in its text."""
+        lowest = torch.finfo(like.dtype).min
+        mask = like.new_full((self.length, self.length), lowest)
+        for path in self.paths:
+            mask[path[:, None], path] = like.new_full((len(path), len(path)), lowest).triu(1)
+        return mask[None, None]

@@ -13,6 +13,7 @@ from bottega.kv_prefix import Geometry, KeyValues
 
 Initialization = Literal["similar", "random"]
 SHARPNESS = 6.0  # initial scale of the attention by similarity
+FLOOR = -20.0  # nats; keeps half precision finite for a document with a very low score
 
 
 class CrossAttention(nn.Module):
@@ -53,9 +54,6 @@ class CrossAttention(nn.Module):
         prompts = prompts + self.out(attended.transpose(1, 2).flatten(2))
         output: Tensor = prompts + self.second(F.gelu(self.first(self.norm(prompts))))
         return output
-
-
-FLOOR = -20.0  # nats; keeps half precision finite for a document with a very low score
 
 
 class Aggregator(nn.Module):

@@ -24,6 +24,8 @@ from bottega.kv_prefix import Geometry, KeyValues
 from bottega.types import Example
 
 POSITION_BIAS = 10.0  # nats by which an untrained prompt prefers its own positions
+LARGEST_SEED = 2**63 - 1  # torch, numpy and random all accept it
+PromptMode = Literal["appended", "reading", "both"]
 
 
 class AttentionPooling(nn.Module):
@@ -120,17 +122,15 @@ class TextCompressor(nn.Module):
         return torch.stack(parts).sum(0)
 
 
-LARGEST_SEED = 2**63 - 1  # torch, numpy and random all accept it
-PromptMode = Literal["appended", "reading", "both"]
-
-
 @dataclass(frozen=True)
 class CompressorConfig:
     """Architecture of a compressor. Defaults are the paper's, except `start`, which is ours.
     `document_prompts` and `query_prompts` are L_d and L_vq. `prompting` selects how prompts read a
     text: see `TextCompressor`. An untrained reading prompt attends to `stride` tokens. For `dcvq`,
-    `rgca` and `start` see `Aggregator` and `CrossAttention`. A width of 0 is filled in later from
-    the model. Raises `SettingError` for values out of range."""
+    `rgca` and `start` see `Aggregator` and `CrossAttention`: they have `blocks` layers with `heads`
+    heads each. `width` and `geometry` are those of the model that compresses and of the model that
+    reads the prefix; a width of 0 is filled in later. Raises `SettingError` for values out of
+    range."""
 
     width: int
     geometry: Geometry

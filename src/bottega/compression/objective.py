@@ -35,6 +35,8 @@ from bottega.kv_prefix import (
 )
 from bottega.types import Example, Query
 
+IGNORED = -100  # label that cross-entropy ignores
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -113,9 +115,6 @@ def retrieval_scores(examples: Sequence[TrainingExample]) -> Tensor:
 def relevance_mask(examples: Sequence[TrainingExample]) -> Tensor:
     """Return the relevance of passages, of shape (batch, passages)."""
     return torch.tensor([example.relevant for example in examples])
-
-
-IGNORED = -100  # label that cross-entropy ignores
 
 
 @dataclass(frozen=True)

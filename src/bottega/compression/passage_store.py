@@ -29,6 +29,11 @@ from bottega.types import Example
 MANIFEST, ROWS, ENTRIES, LOCK = "manifest.json", "rows.bin", "entries.jsonl", "lock"
 UNFINISHED = frozenset((LOCK, f"{MANIFEST}.new"))  # files of a store without a manifest
 REBUILD = "delete the folder and run `bottega compress build` again"
+Precision = Literal["fp16", "int8"]
+Compress = Callable[[Sequence[Example]], Tensor]
+VERSION = 2
+BATCH = 64
+LARGEST: dict[Precision, float] = {"fp16": 65504.0, "int8": 1e38}
 
 
 class PassageEntry(NamedTuple):
@@ -108,14 +113,6 @@ def read_rows(folder: Path, entries: Sequence[PassageEntry], size: int) -> bytes
 
 def damaged(path: Path) -> StoreError:
     return StoreError(f"{path} is damaged", hint=REBUILD)
-
-
-Precision = Literal["fp16", "int8"]
-Compress = Callable[[Sequence[Example]], Tensor]
-
-VERSION = 2
-BATCH = 64
-LARGEST: dict[Precision, float] = {"fp16": 65504.0, "int8": 1e38}
 
 
 @dataclass(frozen=True)

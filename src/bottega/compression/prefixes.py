@@ -32,15 +32,7 @@ from bottega.kv_prefix import (
     fresh_rope_offsets,
 )
 from bottega.protocols import Generator, Parser, PrefixGenerator, Prompter
-from bottega.types import (
-    Candidate,
-    Compression,
-    Example,
-    Prefix,
-    Query,
-    Sampling,
-    SearchResult,
-)
+from bottega.types import Candidate, Compression, Example, Prefix, Query, Sampling, SearchResult
 
 LOWEST = -1e30  # finite in single precision after any temperature
 CACHED_IMAGES = 1000  # 100 MB with the paper's 12 prompts of 2048 numbers

@@ -1,20 +1,16 @@
-"""Benchmark: labelled examples, evaluated items, and how replies are parsed and scored."""
+"""Benchmark: labelled examples, passages, evaluated items, how replies are parsed and scored."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from bottega._util.identity import image_hashes
-from bottega.evaluation.examples import (
-    Relevance,
-    contains_answer,
-    fold,
-    is_passage,
-    labels_of,
-)
-from bottega.evaluation.metrics.metric import Accuracy, MacroF1, Metric
+from bottega.errors import SettingError
+from bottega.evaluation.config import Relevance
+from bottega.evaluation.metrics.metric import Accuracy, MacroF1, Metric, labels_of
 from bottega.evaluation.metrics.vqa import AnnotatorAgreement
 from bottega.parsing import LabelParser
 from bottega.protocols import Parser, Prompter
@@ -32,11 +28,10 @@ class Benchmark:
     by passage id; it is empty if passages are scored by retrieval. `corrupted_count` examples have
     a wrong answer; it is None without label noise. The first metric compares methods. `prompt`
     suits the questions, None selects the model's default; `rationale_prompt` replaces it where
-    demonstrations show rationales. `order` is that of demonstrations in the paper of the
-    benchmark's figures. `reward_metric` scores answers to
-    examples in RCTS's mutual reward; None compares them with the example's answer. With
-    `needs_answers`, the examples are questions without published answers. `relevance` decides how
-    a passage contains an answer (`is_relevant`).
+    demonstrations show rationales. `order` arranges demonstrations as in the paper of the
+    benchmark's figures. `reward_metric` scores answers to examples in RCTS's mutual reward; None
+    compares them with the example's answer. With `needs_answers`, the examples are questions
+    without published answers. `relevance` decides how a passage contains an answer (`is_relevant`).
     """
 
     name: str
@@ -105,3 +100,56 @@ def fingerprint(data: Benchmark) -> str:
         if scores := data.passage_scores.get(query.id or ""):
             digest.update(repr(sorted(scores.items())).encode(errors="replace"))
     return digest.hexdigest()
+
+
+def is_passage(example: Example) -> bool:
+    """Return whether the example is a passage to read: it has no answer."""
+    return not example.answer
+
+
+def names_passages(items: Iterable[Example]) -> bool:
+    """Return whether every item names the passage that answers it, in the tag `passage`."""
+    return all("passage" in item.tags for item in items)
+
+
+def index_by_id(items: Iterable[Example]) -> dict[str, Example]:
+    """Index items by query id, in their order. Raises `SettingError` unless ids are unique."""
+    indexed: dict[str, Example] = {}
+    for item in items:
+        id = item.query.id
+        if not id or id in indexed:
+            problem = f"the id {id!r} is not unique" if id else "an item has no id"
+            raise SettingError(
+                f"{problem}, got the question {item.query.text!r}",
+                hint="give each item its own query id, or remove oracle, concat and racc",
+            )
+        indexed[id] = item
+    return indexed
+
+
+def contains_answer(
+    passage: str, answers: Iterable[str], relevance: Relevance = "contains"
+) -> bool:
+    """Return whether the passage contains an answer, in any case.
+
+    `contains`, the rule of OK-VQA's retrievers and of RACC (Luo et al. 2021), finds "art" in
+    "start". `stems` also allows other word endings: it finds "surf board" in "surfing
+    boards". `words` requires whole words.
+    """
+    text = fold(passage)
+    return any(
+        answer in text if relevance == "contains" else re.search(_pattern(answer, relevance), text)
+        for answer in map(fold, answers)
+        if answer
+    )
+
+
+def _pattern(answer: str, relevance: Relevance) -> str:
+    if relevance == "stems":
+        return r"\w* ".join(map(re.escape, answer.split()))
+    return rf"(?<!\w){re.escape(answer)}(?!\w)"
+
+
+def fold(text: str) -> str:
+    """Return the text in lower case with single spaces."""
+    return " ".join(text.casefold().split())

@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from bottega._util.locations import StoreLocation
 from bottega.errors import LoadError
-from bottega.evaluation.examples import Relevance
 from bottega.evaluation.search_config import SearchConfig
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.knowledge.index.vector_index import VectorMetric
@@ -18,10 +18,25 @@ from bottega.recipes.racc import COMPRESSOR, STORE
 
 CUSTOM = "custom"  # the method of the user's own function
 
+# How a passage contains an answer: see `contains_answer`.
+Relevance = Literal["contains", "stems", "words"]
+
 
 @dataclass(frozen=True)
 class RunConfig:
     """Settings of an evaluation run, for the command line, the runner and the run store.
+
+    The command line sets each field by the option of its name; `bottega eval --help` explains them.
+
+    `benchmark` and `methods` are evaluated with each number of `shots`, on at most `limit` items.
+    `kb_per_class` and `kb_share` reduce the labelled examples, `label_noise` is the share of them
+    with a wrong label, `allow_overlap` keeps images of the items among the examples, and
+    `answers_from` replaces their labels by a master's answers. `passages` names passages that join
+    them. `retrieve` names the retrieval method with the embedders `embed` and `embed_text`,
+    `metric` and the number of `groups` of the hashtag tree; `rerank` selects among what it finds,
+    and `order` arranges the demonstrations. `prompt` names the prompt, `stop` ends a reply of at
+    most `max_tokens` tokens, `synonyms` maps words to labels. `compressor` and `store` are the
+    folders of RACC, `search` its counterpart for RCTS. `seed` seeds every random choice.
 
     `samples` None: as many as a search among the methods may request, else 5. `rationales` None:
     as `prompts.prompt_for` decides. `relevance` None: the benchmark's. `reasoning_tokens` replaces

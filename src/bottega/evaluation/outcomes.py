@@ -23,6 +23,13 @@ from bottega.pipeline import Pipeline
 from bottega.protocols import Generator, Pricer, turns_only
 from bottega.types import Answer, Example, Prompt, Query, Reply, Sampling, Trace, Usage
 
+# Called after each round, item by item in their order, for a method that learns from its answers.
+Learn = Callable[[Query, Answer, str], Awaitable[None]]
+# Name of a method and its number of demonstrations.
+MethodKey = tuple[str, int]
+# A wrong key, a forbidden or an unknown model. A 400 may concern one image.
+RUN_ERROR_STATUSES = {401, 403, 404}
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -30,14 +37,6 @@ class Outcome:
 
     answer: Answer
     trace: Trace | None = None
-
-
-# Called after each round, item by item in their order, for a method that learns from its answers.
-Learn = Callable[[Query, Answer, str], Awaitable[None]]
-
-
-# Name of a method and its number of demonstrations.
-MethodKey = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -79,10 +78,12 @@ def method_title(method: str, shots: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ScoredAnswer:
-    """Answered item at `index` in its benchmark, with a score by each metric and its cost.
+    """Answered `item` at `index` in its benchmark, with its `answer` and the `scores` by each
+    metric.
 
-    `calls` counts sampled replies, as many calls as they would be one by one; `cost_usd` is None
-    if a price is unknown.
+    `tier` gave the answer, empty without a router. `prompt_tokens`, `completion_tokens` and
+    `cost_usd` include all requests for the item. `calls` counts sampled replies, as many calls as
+    they would be one by one; `cost_usd` is None if a price is unknown.
     """
 
     index: int
@@ -105,10 +106,6 @@ class ScoredAnswer:
 
     def _repr_html_(self) -> str:
         return notebook.render("scored", self)
-
-
-# A wrong key, a forbidden or an unknown model. A 400 may concern one image.
-RUN_ERROR_STATUSES = {401, 403, 404}
 
 
 def is_item_error(error: BottegaError) -> bool:

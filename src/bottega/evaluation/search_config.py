@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from bottega.errors import SettingError, check_count, check_fraction
 from bottega.protocols import Generator, turns_only
-from bottega.recipes.limited_search import ENSEMBLE, PROBES
+from bottega.recipes.rcts import ENSEMBLE, PROBES
 from bottega.reranking import RewardVariant, check_exploration
 
 RewardName = Literal["self", "mutual", "both", "ensemble"]

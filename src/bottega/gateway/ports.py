@@ -15,7 +15,7 @@ from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import DONE_EVENT, to_chunks, to_event
 from bottega.pipeline import Pipeline
 from bottega.protocols import Prompter, Tier, Vectors
-from bottega.recipes.limited_search import FETCH, SearchLimits
+from bottega.recipes.rcts import FETCH, SearchLimits
 from bottega.routing import ShadowSampler
 from bottega.types import Candidate, Compression, Example, Prefix, Prompt, Query, SearchTree, Usage
 

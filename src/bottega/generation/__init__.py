@@ -2,10 +2,9 @@
 
 from bottega._util.identity import request_key
 from bottega.generation.bundled_models import bundled
-from bottega.generation.completions import OpenAICompletionsGenerator
 from bottega.generation.local import TransformersGenerator
 from bottega.generation.offline import Call, ReplayGenerator, ScriptedGenerator
-from bottega.generation.openai_compatible import OpenAIGenerator
+from bottega.generation.openai_compatible import OpenAICompletionsGenerator, OpenAIGenerator
 from bottega.openai_api.client import RetryPolicy
 
 __all__ = [

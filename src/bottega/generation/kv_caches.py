@@ -18,6 +18,9 @@ from bottega._util.caching import LRUCache
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 TOKEN_BYTES = 16  # of one token besides its states: its key and its next position
+MAX_BYTES = 256 * 1024 * 1024
+# A function that returns stored vectors by image sha256, for some of the given images.
+FeatureSource: TypeAlias = Callable[[Collection[str]], Mapping[str, npt.NDArray[np.float32]]]
 
 
 @dataclass(eq=False)
@@ -140,13 +143,6 @@ def common_prefix(one: IntArray, other: IntArray) -> int:
     length = min(len(one), len(other))
     different = np.flatnonzero(one[:length] != other[:length])
     return int(different[0]) if len(different) else length
-
-
-MAX_BYTES = 256 * 1024 * 1024
-
-
-# A function that returns stored vectors by image sha256, for some of the given images.
-FeatureSource: TypeAlias = Callable[[Collection[str]], Mapping[str, npt.NDArray[np.float32]]]
 
 
 class VisionCache:

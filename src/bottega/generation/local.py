@@ -46,11 +46,13 @@ class Request:
 class TransformersGenerator:
     """Generator for any `AutoModelForImageTextToText`, by hub id or path.
 
-    One thread answers waiting requests in batches of up to `max_batch` prompts; requests may come
-    from any number of event loops. The first request, or `load()`, loads the model. The dtype
-    "auto" is the model's own, and float32 on a CPU. `threads` sets torch's number of CPU threads
-    for the whole process. `turns_only` tells recipes that the model reads demonstrations as turns
-    and no long instructions. A seeded sample depends on its prompt and seed only, not on its batch.
+    `name` replaces the id in traces and prices. `device` is one of torch, by default a GPU if there
+    is one. One thread answers waiting requests in batches of up to `max_batch` prompts; requests
+    may come from any number of event loops. The first request, or `load()`, loads the model. The
+    dtype "auto" is the model's own, and float32 on a CPU. `threads` sets torch's number of CPU
+    threads for the whole process. `turns_only` tells recipes that the model reads demonstrations as
+    turns and no long instructions. A seeded sample depends on its prompt and seed only, not on its
+    batch.
 
     A common prefix of several prompts is read once. Its states stay in the model's memory between
     batches, up to `prefix_cache_mb` megabytes; the states of the current batch come on top. With 0

@@ -17,14 +17,11 @@ from bottega._util.caching import SingleFlight
 from bottega._util.durable_files import os_errors
 from bottega._util.identity import request_key
 from bottega._util.tracing import traced_reply
-from bottega.errors import (
-    GenerationError,
-    ReplayMissError,
-    SettingError,
-    StoreError,
-)
+from bottega.errors import GenerationError, ReplayMissError, SettingError, StoreError
 from bottega.protocols import Generator
 from bottega.types import Completion, Prompt, Reply, Sampling, Usage
+
+FIRST_BYTES = b'{"key":'
 
 
 @dataclass(frozen=True)
@@ -173,9 +170,6 @@ class ReplayGenerator:
             f"{self._path} must contain one matching model, got {models}",
             hint="pass model=, or an inner generator to record with",
         )
-
-
-FIRST_BYTES = b'{"key":'
 
 
 def _rows(content: bytes) -> Iterator[tuple[str, str, Reply]]:

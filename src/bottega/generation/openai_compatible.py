@@ -1,11 +1,11 @@
-"""Generator for endpoints of the OpenAI chat-completions protocol."""
+"""Models behind OpenAI-compatible endpoints, by chat or by text completions."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Self
@@ -13,16 +13,23 @@ from typing import Self
 import orjson
 
 from bottega._util.event_loops import gather_or_cancel
-from bottega.errors import GarbledError, RejectedError
+from bottega.errors import GarbledError, RejectedError, SettingError
+from bottega.image import Image
 from bottega.openai_api.client import ChatClient, Convert, Fields, RetryPolicy
-from bottega.openai_api.endpoint import CHAT_PATH, Endpoint
-from bottega.openai_api.errors import WRONG_PROTOCOL
+from bottega.openai_api.endpoint import CHAT_PATH, COMPLETIONS_PATH, Endpoint
+from bottega.openai_api.errors import WRONG_PROTOCOL, JSONObject
 from bottega.openai_api.fields import data_url_cache, messages_json, sampling_fields
-from bottega.types import Prompt, Reply, Samples, Sampling, Usage
+from bottega.openai_api.response import get
+from bottega.types import Message, Prompt, Reply, Samples, Sampling, Usage
 
 ONE_CHOICE_ONLY = re.compile(
     r"(?i)(?<!\w)['\"`]?n['\"`]?(?!\w) (must|should|>|is not)|one .*choice"
 )
+
+QUESTION, ANSWER = "Question:", "Answer:"
+NEXT_QUESTION = f"\n{QUESTION}"
+MAX_STOPS = 4  # of OpenAI's protocol
+BLANK_LINES = re.compile(r"\n\s*\n")
 
 
 class OpenAIGenerator:
@@ -148,3 +155,84 @@ def _piece(sampling: Sampling, start: int, size: int) -> Sampling:
     seed = None if sampling.seed is None else sampling.seed + start
     fields = vars(sampling) | {"n": min(size, sampling.n - start), "seed": seed}
     return Sampling(**fields)
+
+
+class OpenAICompletionsGenerator(OpenAIGenerator):
+    """Generator for base models at `{base_url}/completions`: vLLM, llama.cpp, Ollama and others.
+
+    It has the settings of `OpenAIGenerator`. The prompt is text (`render_turns`), and a reply
+    ends where the model begins the next question. Its name is `completions:MODEL`. A prompt with an
+    image raises `SettingError`.
+    """
+
+    turns_only = True  # demonstrations are turns: the model continues their pattern
+
+    path = COMPLETIONS_PATH
+    name_prefix = "completions:"
+
+    @staticmethod
+    def convert(body: JSONObject) -> JSONObject:
+        return to_chat(body)
+
+    def _fields(self, sampling: Sampling) -> Fields:
+        """Return the fields of the body. `logprobs` is a number in this protocol."""
+        fields = super()._fields(sampling)
+        if len(sampling.stop) < MAX_STOPS and "stop" not in self._extra:
+            fields["stop"] = [*sampling.stop, NEXT_QUESTION]
+        if fields.get("logprobs") is True:
+            fields["logprobs"] = 1
+        return fields
+
+    def _content(self, prompt: Prompt) -> Fields:
+        return {"prompt": render_turns(prompt.messages)}
+
+
+def render_turns(messages: Sequence[Message]) -> str:
+    """Return the messages as text that ends with `Answer:`.
+
+    A user turn becomes `Question: ...` and an assistant turn `Answer: ...`, with a blank line after
+    it. A system turn, or a user turn before another one (a passage), is a paragraph. Blank lines in
+    turns are removed. Raises `SettingError` for images.
+    """
+    roles = [message.role for message in messages]
+    parts: list[str] = []
+    for index, message in enumerate(messages):
+        text = BLANK_LINES.sub("\n", _text(message).strip())
+        following = roles[index + 1] if index + 1 < len(roles) else "assistant"
+        if message.role == "assistant":
+            parts.append(f"{ANSWER} {text.removeprefix(ANSWER).lstrip()}\n\n")
+        elif message.role == "user" and following == "assistant":
+            parts.append(f"{QUESTION} {text}\n")
+        else:
+            parts.append(f"{text}\n\n")
+    # No space at the end: the token of an answer's first word includes the space.
+    return "".join(parts) + ANSWER
+
+
+def _text(message: Message) -> str:
+    texts = [part for part in message.parts if isinstance(part, str)]
+    if any(isinstance(part, Image) for part in message.parts):
+        raise SettingError(
+            "text completion reads no images, got a prompt with an image",
+            hint="set --model openai:NAME for a vision model with a chat template",
+        )
+    return "\n".join(texts)
+
+
+def to_chat(body: JSONObject) -> JSONObject:
+    """Return a text completion as the chat completion with the same texts, log-probabilities and
+    usage. A choice without text stays unchanged: the parser of chat completions rejects it."""
+    choices = body.get("choices")
+    if not isinstance(choices, list):
+        return body
+    return {**body, "choices": [_chat_choice(choice) for choice in choices]}
+
+
+def _chat_choice(choice: object) -> object:
+    text = get(choice, "text")
+    if not isinstance(choice, dict) or not isinstance(text, str):
+        return choice
+    values = get(get(choice, "logprobs"), "token_logprobs")
+    tokens = [{"logprob": value} for value in values] if isinstance(values, list) else []
+    message = {"role": "assistant", "content": text.strip()}
+    return {**choice, "message": message, "logprobs": {"content": tokens} if tokens else None}

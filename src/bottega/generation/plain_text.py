@@ -12,7 +12,7 @@ import transformers
 from PIL import Image as Pillow
 
 from bottega.errors import ModelLoadError
-from bottega.generation.completions import ANSWER, NEXT_QUESTION, render_turns
+from bottega.generation.openai_compatible import ANSWER, NEXT_QUESTION, render_turns
 from bottega.types import Message
 
 hf: Any = transformers  # partly annotated

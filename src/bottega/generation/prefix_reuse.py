@@ -27,6 +27,15 @@ from bottega.generation.tokenization import PromptTokenizer, RenderedPrompt, Tok
 from bottega.kv_prefix import KeyValues, ModelInputs
 
 log = logging.getLogger(__name__)
+# Minimum number of tokens to save; below it, reading whole prompts is as fast.
+MIN_SAVED_TOKENS = 16
+COMPARED_TOKENS = 8
+TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-3, 0.3
+Inputs: TypeAlias = dict[str, Any]
+# From the sha256s of images, in order, to the model's inputs for them.
+VisionInputs: TypeAlias = Callable[[Sequence[str]], Inputs]
+hf: Any = transformers  # partly annotated
+DecodedImages: TypeAlias = Mapping[str, Pillow.Image]
 
 
 class PositionBuilder:
@@ -86,11 +95,6 @@ def prefixed_inputs(
 
 def _stack(layer: Sequence[Sequence[Any]], part: int) -> torch.Tensor:
     return torch.stack([torch.from_numpy(states[part]) for states in layer])
-
-
-Inputs: TypeAlias = dict[str, Any]
-# From the sha256s of images, in order, to the model's inputs for them.
-VisionInputs: TypeAlias = Callable[[Sequence[str]], Inputs]
 
 
 class PrefixInputBuilder:
@@ -167,15 +171,6 @@ class PrefixInputBuilder:
             for layer in range(layers // 2):
                 cache.update(whole[2 * layer], whole[2 * layer + 1], layer)
         return cache
-
-
-hf: Any = transformers  # partly annotated
-# Minimum number of tokens to save; below it, reading whole prompts is as fast.
-MIN_SAVED_TOKENS = 16
-COMPARED_TOKENS = 8
-TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-3, 0.3
-
-DecodedImages: TypeAlias = Mapping[str, Pillow.Image]
 
 
 class BatchReader:

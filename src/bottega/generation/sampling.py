@@ -41,8 +41,8 @@ class SampleRow:
 
 
 class GumbelSampler:
-    """Logits processor that adds noise and records the log-probabilities of the chosen tokens. The
-    log-probabilities are those of the model at temperature 1."""
+    """Logits processor that adds noise and records the log-probabilities of the chosen tokens.
+    The log-probabilities are computed at temperature 1."""
 
     def __init__(self, rows: Sequence[SampleRow], device: torch.device) -> None:
         self._temperatures = [row.sampling.temperature for row in rows]

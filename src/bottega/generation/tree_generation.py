@@ -8,13 +8,20 @@ replies are those of a pass per token (speculative decoding; Saxena, Prompt Look
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bottega.generation.token_tree import TokenTree
+
+if TYPE_CHECKING:
+    pass
+from collections.abc import Iterator
+from dataclasses import field
 
 import torch
 
 from bottega._util.caching import LRUCache
-from bottega.generation.packed_rows import PathWithDrafts
 from bottega.generation.sampling import (
     MIN_TEMPERATURE,
     Decode,
@@ -22,7 +29,7 @@ from bottega.generation.sampling import (
     cut_at_stop,
     to_completion,
 )
-from bottega.generation.token_tree import TokenTree
+from bottega.generation.token_tree import PathWithDrafts
 from bottega.types import Completion
 
 MAX_DRAFT = 8
@@ -30,10 +37,8 @@ MAX_DRAFT = 8
 MAX_DRAFTED, SMALL_BATCH = 12, 4
 # Tokens at the end of a prompt that identify its last turn.
 TURN_TOKENS, MAX_TURNS = 8, 1024
-
 # Attention scores of the prompts that are read together, each padded to the longest.
 MAX_SCORES = 1 << 24
-
 ChosenToken = tuple[int, float]  # with its log-probability
 
 

@@ -27,7 +27,6 @@ from bottega.knowledge.late_interaction.token_index import LateInteractionIndex
 from bottega.knowledge.late_interaction.token_search import SearchEffort
 from bottega.knowledge.loaders.delimited import load_manyicl, load_table
 from bottega.knowledge.loaders.folders import (
-    has_splits,
     load_digits,
     load_image_folder,
 )
@@ -67,7 +66,6 @@ __all__ = [
     "TowerTokenEmbedder",
     "VerificationReport",
     "View",
-    "has_splits",
     "load_digits",
     "load_hugging_face",
     "load_image_folder",

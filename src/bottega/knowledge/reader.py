@@ -22,11 +22,12 @@ MAX_DISPLAYED = 20_000  # examples of a knowledge base whose labels a notebook c
 
 @dataclass(frozen=True)
 class Stats:
-    """Size and settings of a knowledge base.
+    """Size and settings of the knowledge base at `path`.
 
-    `bytes` is the size of the whole file; all other numbers are of this namespace. `views` maps
-    names to fingerprints; `embedder` and `dimension` are those of the first view, or None without a
-    view.
+    `examples`, different `images`, different `labels` and `pinned` examples are counted. `metric`
+    compares vectors; `format_version` is the version of the stored format. `bytes` is the size of
+    the whole file; all other numbers are of this namespace. `views` maps names to fingerprints;
+    `embedder` and `dimension` are those of the first view, or None without a view.
     """
 
     path: str

@@ -6,6 +6,7 @@ from bottega.parsing.answers import (
     last_answer,
     plain_text,
     rationale_before,
+    strip_thinking,
 )
 from bottega.parsing.choices import (
     ChoiceParser,
@@ -28,7 +29,6 @@ from bottega.parsing.comparison import (
 from bottega.parsing.final_answers import FinalAnswerParser
 from bottega.parsing.labels import LabelParser, SynonymParser
 from bottega.parsing.quantities import Sameness
-from bottega.parsing.replies import strip_thinking
 
 __all__ = [
     "COMPARISON_RULES",

@@ -11,13 +11,17 @@ from typing import Literal
 
 from bottega.parsing.answers import (
     ANSWER_PHRASE,
+    FENCE,
+    WORDS,
+    cut_dialogue,
     drop_confidence,
     find_stated_answers,
     rationale_before,
     read_confidence,
+    strip_thinking,
+    unwrap,
 )
 from bottega.parsing.option_reader import option_reader
-from bottega.parsing.replies import FENCE, WORDS, cut_dialogue, strip_thinking, unwrap
 from bottega.protocols import Parser
 from bottega.types import Answer, Completion, Query
 
@@ -31,6 +35,11 @@ NUMBERS = (
 )
 
 Unparsable = Literal["none", "random"]
+# The number of asterisks is bounded: otherwise a reply of asterisks alone takes quadratic time.
+THOUGHT = re.compile(r"\*{0,2}THOUGHT PROCESS\*{0,2}\s*:\*{0,2}\s*", re.IGNORECASE)
+FINAL = re.compile(r"\*{0,2}FINAL ANSWER\*{0,2}\s*:\*{0,2}\s*", re.IGNORECASE)
+BECAUSE = re.compile(r"\*{0,2}BECAUSE\*{0,2}\s*:\*{0,2}\s*", re.IGNORECASE)
+SENTENCE_END = re.compile(r"\.\s|\n")
 
 
 class ChoiceParser:
@@ -122,13 +131,6 @@ def _tails(reply: str) -> list[str]:
         if shortest and shortest not in tuple(ENDS):
             tails.append(shortest)
     return tails or [reply]
-
-
-# The number of asterisks is bounded: otherwise a reply of asterisks alone takes quadratic time.
-THOUGHT = re.compile(r"\*{0,2}THOUGHT PROCESS\*{0,2}\s*:\*{0,2}\s*", re.IGNORECASE)
-FINAL = re.compile(r"\*{0,2}FINAL ANSWER\*{0,2}\s*:\*{0,2}\s*", re.IGNORECASE)
-BECAUSE = re.compile(r"\*{0,2}BECAUSE\*{0,2}\s*:\*{0,2}\s*", re.IGNORECASE)
-SENTENCE_END = re.compile(r"\.\s|\n")
 
 
 class RationaleParser:

@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 
 from bottega._util.refusals import is_refusal
-from bottega.parsing.answers import find_choice, normalize
+from bottega.parsing.answers import (
+    FENCE,
+    find_choice,
+    first_turn,
+    normalize,
+    strip_thinking,
+    unwrap,
+)
 from bottega.parsing.choices import ChoiceParser
 from bottega.parsing.final_answers import TAKEN_BACK, FinalAnswerParser, stated_part
 from bottega.parsing.labels import LabelParser, stated_label
@@ -23,7 +30,6 @@ from bottega.parsing.quantities import (
     combined,
     compare_values,
 )
-from bottega.parsing.replies import FENCE, first_turn, strip_thinking, unwrap
 from bottega.types import Answer, Completion, Query
 
 # Version of these rules: stored outcomes of another version are not comparable.

@@ -10,12 +10,13 @@ from bottega.parsing.answers import (
     drop_confidence,
     find_choice,
     find_stated_answers,
+    first_turn,
     rationale_before,
     read_confidence,
+    strip_thinking,
 )
 from bottega.parsing.formulas import values_differ
 from bottega.parsing.labels import stated_label
-from bottega.parsing.replies import first_turn, strip_thinking
 from bottega.types import Answer, Completion, Query
 
 BOXED = re.compile(r"\\?boxed\s*\{")

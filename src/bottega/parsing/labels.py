@@ -11,21 +11,19 @@ from bottega.errors import SettingError
 from bottega.parsing.answers import (
     ANSWER_PHRASE,
     QUOTES,
+    WORDS,
     ChoiceIndex,
     choice_index,
+    cut_dialogue,
     drop_confidence,
     find_stated_answers,
     normalize,
     rationale_before,
     read_confidence,
-)
-from bottega.parsing.introductions import CLASSES, only_introduces, possible_labels
-from bottega.parsing.replies import (
-    WORDS,
-    cut_dialogue,
     strip_thinking,
     unwrap,
 )
+from bottega.parsing.introductions import CLASSES, only_introduces, possible_labels
 from bottega.types import Answer, Completion, Query
 
 # A character outside ASCII is a token of its own: Chinese, Japanese and Thai have no spaces.

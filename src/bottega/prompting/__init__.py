@@ -1,6 +1,5 @@
 """Prompters: how a query and its demonstrations become a prompt."""
 
-from bottega.prompting.cache_of_thought import CACHE_OF_THOUGHT, CachePrompter
 from bottega.prompting.rcts import (
     MATH_V,
     MATH_V_REASONED,
@@ -15,7 +14,9 @@ from bottega.prompting.rcts import (
     ExplanationPrompter,
 )
 from bottega.prompting.turns import (
+    CACHE_OF_THOUGHT,
     AppendixAPrompter,
+    CachePrompter,
     InterleavedPrompter,
     LetteredPrompter,
     PromptTemplate,

@@ -54,7 +54,6 @@ Question: {question}
 Choices: {choices}
 Answer Choice: {answer}
 """
-
 REQUEST = """\
 Given the image above, answer the following question using the specified format.
 Question: {question}
@@ -65,8 +64,6 @@ Answer Choice: [Your Answer Choice Here]
 Confidence Score: [Your Numerical Prediction Confidence Score Here From 0 To 1]
 ---END FORMAT TEMPLATE---
 Do not deviate from the above format. Repeat the format template for the answer."""
-
-
 ASK_REASONING = (
     "Explain your reasoning step by step. Then state the final answer alone, on a last line that"
     ' begins with "Answer:".'
@@ -249,3 +246,28 @@ class PromptTemplate:
         is_open = not query.choices and self.open_instruction is not None
         instruction = self.open_instruction if is_open else self.instruction
         return (*query.images, f"{question}\n{instruction}" if instruction else question)
+
+
+CACHE_OF_THOUGHT = PromptTemplate(
+    question_format="Question: {question}",
+    instruction="Include reasoning steps. Then give the letter of the right option, on a last line"
+    ' that begins with "ANSWER:".\nAnswer:',
+    open_instruction="Include reasoning steps. Then give a short final answer, on a last line that"
+    ' begins with "ANSWER:".\nAnswer:',
+    answer_format="ANSWER: {answer}",
+    rationale_format="{rationale}\nANSWER: {answer}",
+)
+
+
+@dataclass(frozen=True)
+class CachePrompter:
+    """Prompt of the master and of the apprentices: `CACHE_OF_THOUGHT` for a query with its own
+    choices, else `ReasoningPrompter`. `labels` are the choices that all queries share."""
+
+    labels: tuple[str, ...] = ()
+
+    def __call__(self, query: Query, demonstrations: Sequence[Candidate], /) -> Prompt:
+        own = has_letters(query) and query.choices != self.labels
+        lettered = all(len(one.example.query.choices) <= 26 for one in demonstrations)
+        prompt = CACHE_OF_THOUGHT if own and lettered else ReasoningPrompter()
+        return prompt(query, demonstrations)

@@ -11,14 +11,7 @@ from bottega._util.identity import Exclude
 from bottega.errors import SettingError
 from bottega.knowledge import DualEmbedder, KnowledgeBase, LateInteractionIndex, View
 from bottega.knowledge.records import DEFAULT
-from bottega.protocols import (
-    Embedder,
-    Generator,
-    MultiVectorEmbedder,
-    Prompter,
-    Retriever,
-    Vectors,
-)
+from bottega.protocols import Embedder, Generator, MultiVectorEmbedder, Prompter, Retriever, Vectors
 from bottega.retrieval import (
     BM25Retriever,
     CrossModalRetriever,

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from bottega.generation.loaded import LoadedModel
 
 T = TypeVar("T")
+BUNDLED = "bundled:"
+# Files of `compression.persistence` and `compression.store`, which need torch.
+COMPRESSOR = ("compressor.json", "compressor.safetensors")
+STORE = "manifest.json"
 
 
 def kv_reuse_searcher(
@@ -68,12 +72,6 @@ class KVReuseLoader:
 
             self.loaded = KVReuse(model.model, model.encode, model.ends, self.prompt)
         return self.loaded
-
-
-BUNDLED = "bundled:"
-# Files of `compression.persistence` and `compression.store`, which need torch.
-COMPRESSOR = ("compressor.json", "compressor.safetensors")
-STORE = "manifest.json"
 
 
 def racc(

@@ -38,9 +38,11 @@ FETCH_FACTOR = 4
 class Classifier:
     """Settings that classification pipelines share; only the retriever and the shots differ.
 
-    `prompt` defaults to that of `default_prompter`. Decoding is greedy. `shows` receives the
-    candidates of a query and returns whether the query gets demonstrations. `rerank` replaces the
-    selection of the nearest candidates; it gets `FETCH_FACTOR` times as many.
+    `generator` names one of `labels`, or several with `multi_label`. `order` arranges the
+    demonstrations, `sampling` limits the reply, `seed` seeds random choices. `record` and `price`
+    are those of `Pipeline`. `prompt` defaults to that of `default_prompter`. Decoding is greedy.
+    `shows` receives the candidates of a query and returns whether the query gets demonstrations.
+    `rerank` replaces the selection of the nearest candidates; it gets `FETCH_FACTOR` times as many.
     """
 
     generator: Generator

@@ -16,6 +16,18 @@ from bottega.errors import BottegaError
 from bottega.protocols import Recorder
 from bottega.types import Answer, Example, Query, Trace, Usage
 
+log = logging.getLogger(__name__)
+MAX_BATCH = 64
+ABSTENTION = "unknown"
+# Also in "The answer is unknown.", "Label: unknown", a box, tags, and before a line of confidence.
+ABSTENTION_REPLY = re.compile(
+    r"\W*(?:(?:the )?(?:(?:final|correct) )?(?:answer(?: choice)?|label|class|category)(?: is)?"
+    rf"\W+)?(?:boxed\W+)?{ABSTENTION}\W*(?:</answer>\W*)?(?:confidence(?: score)?\W+[\d.]+\W*)?",
+    re.IGNORECASE,
+)
+# Adds tags to examples, in their order.
+Tagger = Callable[[Sequence[Example]], Awaitable[Sequence[Example]]]
+
 
 @dataclass(frozen=True)
 class TokenPrice:
@@ -124,11 +136,6 @@ class UseCountRecorder:
             await asyncio.to_thread(self._knowledge.used, shown, saved)
 
 
-log = logging.getLogger(__name__)
-
-MAX_BATCH = 64
-
-
 class ExampleStore(Protocol):
     """Knowledge base that replaces examples."""
 
@@ -139,19 +146,6 @@ class ExampleStore(Protocol):
         pin: bool = False,
         on_error: Callable[[BottegaError], None],
     ) -> list[str | None]: ...
-
-
-ABSTENTION = "unknown"
-# Also in "The answer is unknown.", "Label: unknown", a box, tags, and before a line of confidence.
-ABSTENTION_REPLY = re.compile(
-    r"\W*(?:(?:the )?(?:(?:final|correct) )?(?:answer(?: choice)?|label|class|category)(?: is)?"
-    rf"\W+)?(?:boxed\W+)?{ABSTENTION}\W*(?:</answer>\W*)?(?:confidence(?: score)?\W+[\d.]+\W*)?",
-    re.IGNORECASE,
-)
-
-
-# Adds tags to examples, in their order.
-Tagger = Callable[[Sequence[Example]], Awaitable[Sequence[Example]]]
 
 
 def is_abstention(text: str) -> bool:

@@ -158,8 +158,10 @@ class StoredMessage:
 @dataclass(frozen=True)
 class StoredDemonstration:
     """Demonstration number `order`, from 1. `id` is that of the knowledge base, None for an example
-    of another source. `source` is that of the example. `provenance` is its tag, such as `human`;
-    `request` is the id of the gateway's request whose answer or correction it is."""
+    of another source. `score` is its similarity to the query, `text` its question, `images` the
+    sha256s of its images and `answer` its answer. `source` says where the example is from.
+    `provenance` is its tag, such as `human`; `request` is the id of the gateway's request whose
+    answer or correction it is."""
 
     order: int
     id: str | None
@@ -174,9 +176,16 @@ class StoredDemonstration:
 
 @dataclass(frozen=True)
 class StoredTrace:
-    """Trace without pixels: images are sha256s, and `files` the names of those that were read from
-    files. Demonstrations are in the order shown. `usage` includes all requests of a search;
-    `completions` are those of the final reply."""
+    """Trace without pixels: `images` are sha256s, and `files` the names of those that were read
+    from files.
+
+    `id` and `time` (unix seconds) identify the trace. `question`, `query_id`, `choices` and
+    `context` are parts of the query. `tier` and its `model` answered, for the `reason` that the
+    router gives. `demonstrations` are in the order shown; `messages` are the prompt. `tree` is the
+    search that chose them, `compression` describes passages read as a KV prefix. `completions`
+    belong to the final reply, from which `answer` was parsed. `usage` and `cost_usd` include all
+    requests of a search. `seconds` is the time of the whole answer, `model_seconds` the part of the
+    model."""
 
     id: str
     time: float

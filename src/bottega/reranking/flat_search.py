@@ -11,12 +11,7 @@ from typing import Literal, get_args
 from bottega._util.identity import query_rng
 from bottega.errors import SettingError, check_count, check_scores
 from bottega.protocols import Candidates, Generator, Parser, Prompter
-from bottega.reranking.rewards import (
-    RewardFunction,
-    RewardValue,
-    checked_reward,
-    max_cost,
-)
+from bottega.reranking.rewards import RewardFunction, RewardValue, checked_reward, max_cost
 from bottega.reranking.search_budget import (
     BudgetedGenerator,
     ReservedCost,
@@ -45,6 +40,8 @@ from bottega.types import (
 
 Sequences = Literal["random", "similar", "nearest"]
 Shown = tuple[Candidate, ...]
+ROUNDING = 1e-3  # tolerated excess of a log probability over 0
+RETRIEVED, ANSWERED = "log retrieval", "log answer"
 
 
 @dataclass(frozen=True)
@@ -63,6 +60,9 @@ RewardedAnswer = tuple[BranchAnswer, RewardValue | None]
 class FlatSearch:
     """Searcher that takes the best of `branches` concurrent answers by `reward`; the first of
     equals.
+
+    `generator` answers `prompt` with the settings `sampling` and `seed`, and `parse` reads its
+    answers. `max_calls` completions and `max_tokens` tokens limit the search.
 
     `sequences="nearest"` shows the k nearest candidates in `order`, and samples all answers in one
     request: best of n. The other two request one answer for each sequence. `"random"` shows k
@@ -199,10 +199,6 @@ def _chain(branch: BranchAnswer, reward: RewardValue) -> SearchNode:
     for candidate in above:
         node = SearchNode(candidate, reward.value, 1, (node,))
     return node
-
-
-ROUNDING = 1e-3  # tolerated excess of a log probability over 0
-RETRIEVED, ANSWERED = "log retrieval", "log answer"
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,9 @@ class SelfConsistencyReward:
 class MutualReward:
     """Mutual reward (eq. 8).
 
+    `prompt`, the settings `sampling` and `parse` serve to ask the candidates' questions, and
+    `agree` compares the answers with the candidates' own.
+
     The query with its answer is the demonstration for the first `n` labelled candidates. The reward
     is the share of correct answers to them, or the mean of `score(example, answer)`, such as the
     soft accuracy of a question with several annotators. Each candidate is sampled once (eq. 8),

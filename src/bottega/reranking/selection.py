@@ -18,6 +18,7 @@ from bottega.types import Candidate, Query
 
 MAX_SHOWN = 100
 DemonstrationOrder = Literal["nearest-last", "nearest-first", "shuffled"]
+LEAST_WEIGHT = 1e-3  # keeps the lowest-scored candidate selectable
 
 
 @dataclass(frozen=True)
@@ -184,9 +185,6 @@ class GatedReranker:
 
     async def __call__(self, query: Query, candidates: Candidates, k: int, /) -> list[Candidate]:
         return await self.rerank(query, candidates, k) if self.shows(candidates) else []
-
-
-LEAST_WEIGHT = 1e-3  # keeps the lowest-scored candidate selectable
 
 
 def scaled(scores: Sequence[float], more_span: float = 0.0) -> list[float]:

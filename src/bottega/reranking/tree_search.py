@@ -29,16 +29,7 @@ from bottega.reranking.search_budget import (
     most_prompt_tokens,
 )
 from bottega.reranking.selection import check_depth
-from bottega.types import (
-    Answer,
-    Candidate,
-    Ended,
-    Prompt,
-    Query,
-    Reply,
-    Sampling,
-    SearchResult,
-)
+from bottega.types import Answer, Candidate, Ended, Prompt, Query, Reply, Sampling, SearchResult
 
 T = TypeVar("T")
 
@@ -48,14 +39,17 @@ class TreeSearch:
     """MCTS-HR, the re-ranking of RCTS (section 3.4, appendix A).
 
     The search selects demonstrations and their order: `generator` answers with them, and `reward`
-    scores the answers.
+    scores the answers. `prompt` shows the demonstrations, `sampling` has the settings of a reply,
+    `parse` reads it, and `agree` compares answers. `exploration` weighs rarely visited
+    branches, and `count` estimates the tokens of a prompt.
 
     It first answers without demonstrations, with the nearest candidates, and with a sampled branch.
     If the three answers agree and `early_stop` is set, it returns that of the nearest candidates,
     without a reward. Otherwise it answers and scores `rollouts` branches, these two included (10 in
     the paper; the released settings have 8 without the first two). The result is the answer of the
     branch with the largest sum of values. `children` is the width of the tree; `MonteCarloTree`
-    describes the two variants. A branch shows its demonstrations in the order of their selection.
+    describes the two values of `variant`. A branch shows its demonstrations in the order of their
+    selection.
 
     `zero_shot_prompt` replaces `prompt` for the answer without demonstrations, for example where
     `prompt` asks for a rationale and the zero-shot prompt of a benchmark does not.

@@ -4,10 +4,10 @@ A retriever receives its data source as an argument: a blocking search function,
 or a feed of changes. Every retriever excludes the query's own id and images.
 """
 
-from bottega.retrieval.bm25 import BM25Retriever
 from bottega.retrieval.hashtag_tree import HashtagTree, LeaveOneOutGroupCount
 from bottega.retrieval.hashtags import HashtagRetriever
 from bottega.retrieval.keywords import (
+    BM25Retriever,
     GeneratedKeywordExtractor,
     KeywordExtractor,
     KeywordRetriever,

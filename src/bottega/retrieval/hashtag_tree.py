@@ -18,6 +18,20 @@ from bottega.protocols import Vectors
 from bottega.retrieval.sources import VectorLookup
 
 Labels = NDArray[np.intp]
+# Larger values change the choice little and take much longer.
+CANDIDATES, QUERIES = 2000, 400
+GROUP_COUNTS = (2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64)
+# In standard errors of the paired difference to no groups at all.
+MIN_STANDARD_ERRORS = 2.0
+COLD_START = 64
+# A re-fit is due if the tree has grown or shrunk by this factor since the last fit...
+GROWTH = 2.0
+# ...or if new entries are farther from their centres than the fitted entries by this factor,
+DRIFT = 1.1
+# once there are enough of them for a reliable mean and for a low total cost of all re-fits.
+NEW_ENTRIES, NEW_ENTRIES_SHARE = 32, 0.25
+# Limit of groups: outliers must not make a search visit group after group.
+MAX_GROUPS = 64
 
 
 def kmeans(vectors: Vectors, groups: int, *, seed: int) -> Labels:
@@ -60,13 +74,6 @@ def spread(vectors: Vectors, labels: Labels) -> float:
         return 0.0
     distance = np.linalg.norm(vectors - means(vectors, labels)[labels], axis=1)
     return float((distance * sizes / np.maximum(sizes - 1, 1))[shared].mean())
-
-
-# Larger values change the choice little and take much longer.
-CANDIDATES, QUERIES = 2000, 400
-GROUP_COUNTS = (2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64)
-# In standard errors of the paired difference to no groups at all.
-MIN_STANDARD_ERRORS = 2.0
 
 
 class GroupCounter(Protocol):
@@ -139,17 +146,6 @@ def unit_rows(vectors: Vectors) -> Vectors:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     rows: Vectors = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
     return rows
-
-
-COLD_START = 64
-# A re-fit is due if the tree has grown or shrunk by this factor since the last fit...
-GROWTH = 2.0
-# ...or if new entries are farther from their centres than the fitted entries by this factor,
-DRIFT = 1.1
-# once there are enough of them for a reliable mean and for a low total cost of all re-fits.
-NEW_ENTRIES, NEW_ENTRIES_SHARE = 32, 0.25
-# Limit of groups: outliers must not make a search visit group after group.
-MAX_GROUPS = 64
 
 
 @dataclass(frozen=True)

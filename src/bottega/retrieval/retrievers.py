@@ -18,6 +18,9 @@ from bottega.protocols import Embedder, Retriever
 from bottega.retrieval.sources import LabelledPool, NearestSearch, SearchFunction
 from bottega.types import Candidate, Example, Query, Trace
 
+CONTEXT_TAG = "context"
+WIDER = 4
+
 
 @dataclass(frozen=True)
 class DenseRetriever:
@@ -120,10 +123,6 @@ def _identity(example: Example) -> Hashable:
     if example.id is not None:
         return example.id
     return example.query, example.answer, example.labels, example.rationale, example.source
-
-
-CONTEXT_TAG = "context"
-WIDER = 4
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,16 @@ from typing import NamedTuple, TypeGuard
 from bottega.errors import GenerationError, SettingError, check_count, check_fraction
 from bottega.types import Candidate, Query
 
+FORMAT = 1
+log = logging.getLogger(__name__)
+AnswerCall = Callable[[], Awaitable[str]]
+# Agreement of two replies to the query, in [0, 1]; None if it is undecided.
+CompareAnswers = Callable[[str, str, Query], float | None]
+# Agreement of two replies that the function leaves undecided; None if it stays so.
+Judge = Callable[[str, str], Awaitable[float | None]]
+# Limit of eager samples: undecided pairs never give the gate enough samples.
+MAX_EAGER = 100
+
 
 @dataclass(frozen=True)
 class IntervalEstimate:
@@ -84,9 +94,6 @@ def _estimate(
 @cache
 def _deviations(confidence: float) -> float:
     return NormalDist().inv_cdf(confidence)
-
-
-FORMAT = 1
 
 
 class PairedSample(NamedTuple):
@@ -286,17 +293,6 @@ def _checked(state: Mapping[str, object]) -> tuple[list[PairedSample], list[floa
 
 def _numbers(values: list[object]) -> bool:
     return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
-
-
-log = logging.getLogger(__name__)
-
-AnswerCall = Callable[[], Awaitable[str]]
-# Agreement of two replies to the query, in [0, 1]; None if it is undecided.
-CompareAnswers = Callable[[str, str, Query], float | None]
-# Agreement of two replies that the function leaves undecided; None if it stays so.
-Judge = Callable[[str, str], Awaitable[float | None]]
-# Limit of eager samples: undecided pairs never give the gate enough samples.
-MAX_EAGER = 100
 
 
 class AgreementPair(NamedTuple):

@@ -13,6 +13,11 @@ from bottega.errors import SettingError, check_count, check_fraction
 from bottega.protocols import Recorder, Retriever, Router, Tier
 from bottega.types import Answer, Query, Trace
 
+STEP = 0.02
+log = logging.getLogger(__name__)
+PATIENCE = 50  # queries until the first call to the master counts as failed
+RECENT = 10
+
 
 def apprentice_and_master(tiers: Sequence[Tier]) -> tuple[Tier, Tier]:
     """Return the first tier (the cheapest) and the last one (the most expensive)."""
@@ -105,9 +110,6 @@ class RandomRouter:
         return self._rng.choices(self._tiers, self._shares)[0]
 
 
-STEP = 0.02
-
-
 class CoverageRouter:
     """Router that uses the apprentice if the cache has a similar example, else the master.
 
@@ -183,9 +185,6 @@ def _relation(covered: bool) -> str:
     return "at or above" if covered else "below"
 
 
-log = logging.getLogger(__name__)
-
-
 class ConfidenceEscalation:
     """Escalation to the next tier if the answer is invalid or its confidence is less than
     `min_confidence`.
@@ -224,10 +223,6 @@ class ConfidenceEscalation:
             return None
         found = f"confidence {answer.confidence:.2f} below {self._min_confidence:g}"
         return replace(better, reason=f"escalated from {tier.name}: {found}")
-
-
-PATIENCE = 50  # queries until the first call to the master counts as failed
-RECENT = 10
 
 
 class BudgetRouter:

@@ -12,6 +12,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Shape = Sequence[int]
+STROKES = 5
+VERTICES = 7
+TURNS = VERTICES - 2
+LINE, ARC, LOOP, CORNERS, WAVE, FREE = range(6)
+SIZE = 64
+SAMPLES = 48  # points along a stroke; a thin pen leaves no gaps
+RESOLUTIONS = (64, 32, 16, 11, 8)
+RESOLUTION_WEIGHTS = (0.34, 0.12, 0.16, 0.12, 0.26)
+BOLD_BELOW = 16  # low resolutions need thick strokes
 
 
 def uniform(rng: torch.Generator, shape: Shape, low: float = 0.0, high: float = 1.0) -> Tensor:
@@ -37,12 +46,6 @@ def pick(rng: torch.Generator, weights: Sequence[float], count: int) -> Tensor:
 
 def sign(rng: torch.Generator, shape: Shape) -> Tensor:
     return torch.where(chance(rng, shape, 0.5), 1.0, -1.0)
-
-
-STROKES = 5
-VERTICES = 7
-TURNS = VERTICES - 2
-LINE, ARC, LOOP, CORNERS, WAVE, FREE = range(6)
 
 
 @dataclass
@@ -141,10 +144,6 @@ def sample_alphabet(
         host_vertex=vertices[integers(rng, 8, (n, STROKES))],
         offset=torch.where(apart, far, normal(rng, (n, STROKES, 2), 0.03)),
     )
-
-
-SIZE = 64
-SAMPLES = 48  # points along a stroke; a thin pen leaves no gaps
 
 
 @functools.cache
@@ -275,11 +274,6 @@ def draw_characters(
     inside = 1 - 2 * width / SIZE
     points = 0.5 + (points - 0.5) * inside[:, None, None, None]
     return ink(points, used, width, uniform(rng, (n,), 1.0, 2.2))
-
-
-RESOLUTIONS = (64, 32, 16, 11, 8)
-RESOLUTION_WEIGHTS = (0.34, 0.12, 0.16, 0.12, 0.26)
-BOLD_BELOW = 16  # low resolutions need thick strokes
 
 
 @dataclass

@@ -103,6 +103,14 @@ VARIANTS: tuple[tuple[tuple[Stroke, ...], ...], ...] = (
     (((LINE, ".05,.05 .95,.05 .95,.95 .05,.95 .05,.05"),),),
 )  # fmt: skip
 MAX_VARIANTS = max(len(variants) for variants in VARIANTS)
+NUMBERS = 10
+HELD_OUT = 4  # training never renders one in HELD_OUT pairs of numbers
+RULES: dict[str, Callable[[int, int], int]] = {
+    "add": lambda a, b: a + b,
+    "differ": lambda a, b: abs(a - b),
+    "larger": max,
+    "smaller": min,
+}
 
 
 @dataclass(frozen=True)
@@ -173,17 +181,6 @@ def draw_row_ink(rng: torch.Generator, kinds: Tensor, boldness: Tensor) -> Tenso
     width = (normal(rng, (n,), 0.2).exp() * 0.017 * SIZE * boldness).clamp(0.75, 2.2)
     points, used = points.view(n, -1, *points.shape[2:]), used.view(n, -1)
     return ink(points, used, width, uniform(rng, (n,), 1.2, 2.2))
-
-
-NUMBERS = 10
-HELD_OUT = 4  # training never renders one in HELD_OUT pairs of numbers
-
-RULES: dict[str, Callable[[int, int], int]] = {
-    "add": lambda a, b: a + b,
-    "differ": lambda a, b: abs(a - b),
-    "larger": max,
-    "smaller": min,
-}
 
 
 def is_held_out(left: Tensor, right: Tensor) -> Tensor:

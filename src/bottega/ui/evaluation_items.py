@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from bottega.errors import NotFoundError
-from bottega.evaluation.examples import labels_of
+from bottega.evaluation.metrics.metric import labels_of
 from bottega.evaluation.report.runs import Demonstration, Item, RecordedAnswer
 from bottega.evaluation.report.sections import ReportRow, Section
 

@@ -11,16 +11,17 @@ from pathlib import Path
 
 from bottega._util.caching import LRUCache
 from bottega.errors import NotFoundError, StoreError
-from bottega.evaluation.report.charts import Chart, by_shots
-from bottega.evaluation.report.plots import shots_of
+from bottega.evaluation.report.charts import Chart, by_shots, shots_of
 from bottega.evaluation.report.render import render
-from bottega.evaluation.report.run_progress import (
+from bottega.evaluation.report.runs import (
     FileState,
     RunProgress,
+    StoredRun,
     file_state,
     read_progress,
+    read_run,
+    thumbnail_names,
 )
-from bottega.evaluation.report.runs import StoredRun, read_run, thumbnail_names
 from bottega.evaluation.report.sections import Section, sections
 from bottega.evaluation.report.stream_sections import StreamSection, is_stream_run, stream_section
 from bottega.evaluation.runs.run_store import FILE, is_running

@@ -11,10 +11,9 @@ from starlette.routing import Route
 
 from bottega._util.progress import plural
 from bottega.errors import BottegaError, NotFoundError
-from bottega.evaluation.examples import labels_of
+from bottega.evaluation.metrics.metric import labels_of
 from bottega.evaluation.report.render import content_policy, settings_of, stream_view
-from bottega.evaluation.report.run_progress import RunProgress
-from bottega.evaluation.report.runs import read_thumbnail
+from bottega.evaluation.report.runs import RunProgress, read_thumbnail
 from bottega.evaluation.report.sections import Section, compare_rows
 from bottega.openai_api.errors import ApiError
 from bottega.pixels import media_type

@@ -9,15 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bottega.evaluation.report.charts import StackedBars, stacked_bars
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.reports import (
-    Bucket,
-    buckets,
-    frequent_errors,
-    newest_answers,
-)
+from bottega.gateway.accounting.reports import Bucket, buckets, frequent_errors, newest_answers
 from bottega.gateway.accounting.savings import NO_REQUESTS, Savings, savings
-from bottega.ui.charts import StackedBars, stacked_bars
 from bottega.ui.pages import Page, Visit
 
 # Length of each period and width of its bars, in seconds.

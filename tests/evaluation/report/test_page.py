@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from bottega.evaluation.metrics.intervals import mcnemar, paired_difference
+from bottega.evaluation.metrics.metric import mcnemar, paired_difference
 from bottega.evaluation.report.render import write_report
 from bottega.evaluation.report.runs import read_run
 from tests.browser import NEEDS_CHROMIUM, Page, browsing

@@ -13,8 +13,7 @@ import pytest
 from bottega.errors import StoreError
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.outcomes import Method
-from bottega.evaluation.report.run_progress import file_state, read_progress
-from bottega.evaluation.report.runs import read_run
+from bottega.evaluation.report.runs import file_state, read_progress, read_run
 from bottega.evaluation.runs.run_store import FILE, RunStore
 from bottega.evaluation.runs.runner import RunState, evaluate
 from tests.evaluation.report.builders import (

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.examples import labels_of
-from bottega.evaluation.metrics.intervals import mcnemar, paired_difference
-from bottega.evaluation.metrics.metric import Accuracy, MacroF1
+from bottega.evaluation.metrics.metric import (
+    Accuracy,
+    MacroF1,
+    labels_of,
+    mcnemar,
+    paired_difference,
+)
 from bottega.evaluation.metrics.vqa import Answerability
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.report.result_tables import as_markdown

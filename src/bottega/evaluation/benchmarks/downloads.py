@@ -19,6 +19,14 @@ from bottega.knowledge.loaders.jsonl import Row, field_text, field_texts, parse_
 from bottega.knowledge.loaders.tables import image_of_cell, library_errors, undecoded
 from bottega.types import Example
 
+UNUSABLE = "the file is damaged or belongs to another benchmark"
+# Parses a row with its name; None if the row is not part of the benchmark.
+Make = Callable[[Row, str], Example | None]
+HUB_ID = re.compile(r"(?P<id>[\w-][\w.-]*/[\w.-]+)(?:/(?P<config>[\w.-]+))?")
+COLUMNAR = (".parquet", ".arrow")
+SUFFIXES = (*COLUMNAR, ".jsonl", ".json")
+BATCH = 64
+
 
 class Downloads:
     """Folder of downloads, whose zip archives (also in subfolders) are read as if unpacked.
@@ -113,9 +121,6 @@ def coco_number(row: Row) -> str:
     return id.zfill(12)
 
 
-UNUSABLE = "the file is damaged or belongs to another benchmark"
-
-
 def text(row: Row, name: str) -> str:
     """Return the field's stripped text; empty if missing."""
     return (field_text(row, name, UNUSABLE) or "").strip()
@@ -147,15 +152,6 @@ def image(value: object, location: str, source: str) -> Image:
     """Return an image from encoded bytes, or from a path inside the folder."""
     folder = Path(location)
     return image_of_cell(value, folder if folder.is_dir() else None, source, hint=UNUSABLE)
-
-
-# Parses a row with its name; None if the row is not part of the benchmark.
-Make = Callable[[Row, str], Example | None]
-
-HUB_ID = re.compile(r"(?P<id>[\w-][\w.-]*/[\w.-]+)(?:/(?P<config>[\w.-]+))?")
-COLUMNAR = (".parquet", ".arrow")
-SUFFIXES = (*COLUMNAR, ".jsonl", ".json")
-BATCH = 64
 
 
 def read_examples(

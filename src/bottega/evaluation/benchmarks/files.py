@@ -15,8 +15,7 @@ from bottega.errors import LoadError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
 from bottega.evaluation.benchmarks.source import Source, read_location, read_options
 from bottega.evaluation.metrics.metric import Metric
-from bottega.evaluation.metrics.same_answer import SameAnswer, UndecidedShare
-from bottega.evaluation.metrics.vl_icl import Containment, WholeMatch
+from bottega.evaluation.metrics.vl_icl import Containment, SameAnswer, UndecidedShare, WholeMatch
 from bottega.image import path_text
 from bottega.knowledge import (
     KnowledgeBase,

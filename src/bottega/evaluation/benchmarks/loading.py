@@ -17,7 +17,8 @@ import numpy as np
 from bottega import pixels
 from bottega._util.progress import plural
 from bottega.errors import ImageError, LoadError, NoticeError, OnError, SettingError
-from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmark import Benchmark, is_passage
+from bottega.evaluation.benchmarks.built_in import SYNTHETIC, synthetic, task_corruption, tiles
 from bottega.evaluation.benchmarks.files import (
     digits,
     image_folder,
@@ -30,13 +31,11 @@ from bottega.evaluation.benchmarks.mmmu import mathvision, mmmu
 from bottega.evaluation.benchmarks.okvqa import aokvqa, okvqa
 from bottega.evaluation.benchmarks.scienceqa import scienceqa
 from bottega.evaluation.benchmarks.source import Source
-from bottega.evaluation.benchmarks.synthetic import SYNTHETIC, synthetic, task_corruption
-from bottega.evaluation.benchmarks.tiles import tiles
 from bottega.evaluation.benchmarks.vizwiz import vizwiz
 from bottega.evaluation.benchmarks.vl_icl import vl_icl
 from bottega.evaluation.benchmarks.vsr import vsr, vsr_mc
-from bottega.evaluation.examples import is_passage, labels_of
 from bottega.evaluation.methods.controls import corrupt, label_confusion
+from bottega.evaluation.metrics.metric import labels_of
 from bottega.knowledge.loaders.archives import is_archive
 from bottega.knowledge.loaders.delimited import is_delimited
 from bottega.knowledge.loaders.folders import faint_images, similar_labels

@@ -32,6 +32,22 @@ from bottega.types import Example, Query
 
 # The name of a row, and the row.
 NamedRow = tuple[str, Row]
+QUESTIONS = "OpenEnded_mscoco_{}_questions.json"
+ANNOTATIONS = "mscoco_{}_annotations.json"
+LAYOUT = (
+    "use OpenEnded_mscoco_train2014_questions.json and mscoco_train2014_annotations.json"
+    " (okvqa.allenai.org), the folder or zip train2014 (cocodataset.org), and all three of val2014"
+)
+AOKVQA_QUESTIONS = "aokvqa_v1p0_{}.json"
+AOKVQA_LAYOUT = (
+    "use aokvqa_v1p0_train.json and aokvqa_v1p0_val.json (aokvqa_v1p0.tar.gz of"
+    " allenai/aokvqa) and the folders or zips train2017 and val2017 (cocodataset.org); for"
+    " split=test also those of test"
+)
+OPTIONS = {"split": ("val", "test"), "answers": ("direct", "choices"), "rationales": ("no", "yes")}
+UNPUBLISHED = "?"  # the answer of every question of test
+SPLITS = {"val": ("validation", "val"), "test": ("test",)}  # in tables
+ImagesOf = Callable[[Row, str], tuple[Image, ...]]
 
 
 @dataclass(frozen=True)
@@ -136,14 +152,6 @@ def example_split(location: str, *splits: str, layout: str) -> Iterator[NamedRow
         raise LoadError(f"{location} has no example split: {reason}", hint=layout) from error
 
 
-QUESTIONS = "OpenEnded_mscoco_{}_questions.json"
-ANNOTATIONS = "mscoco_{}_annotations.json"
-LAYOUT = (
-    "use OpenEnded_mscoco_train2014_questions.json and mscoco_train2014_annotations.json"
-    " (okvqa.allenai.org), the folder or zip train2014 (cocodataset.org), and all three of val2014"
-)
-
-
 def okvqa(source: Source) -> Benchmark:
     """Load OK-VQA: validation items, with the training questions as the knowledge base.
 
@@ -188,18 +196,6 @@ def _published(downloads: Downloads, split: str, source: Source) -> list[Annotat
 
     questions = downloads.rows(QUESTIONS.format(split), key="questions")
     return read_questions(questions, make, source.on_error)
-
-
-AOKVQA_QUESTIONS = "aokvqa_v1p0_{}.json"
-AOKVQA_LAYOUT = (
-    "use aokvqa_v1p0_train.json and aokvqa_v1p0_val.json (aokvqa_v1p0.tar.gz of"
-    " allenai/aokvqa) and the folders or zips train2017 and val2017 (cocodataset.org); for"
-    " split=test also those of test"
-)
-OPTIONS = {"split": ("val", "test"), "answers": ("direct", "choices"), "rationales": ("no", "yes")}
-UNPUBLISHED = "?"  # the answer of every question of test
-SPLITS = {"val": ("validation", "val"), "test": ("test",)}  # in tables
-ImagesOf = Callable[[Row, str], tuple[Image, ...]]
 
 
 def aokvqa(source: Source) -> Benchmark:

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 
 from bottega.errors import OnError, SettingError
 
+# Python refuses to parse thousands of digits; no option needs more than a billion.
+MAX_DIGITS = 9
+DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+LOCATION = re.compile(r"(.*?)(?:,(\s*\w+\s*=.*))?", re.DOTALL)
+
 
 @dataclass(frozen=True)
 class Source:
@@ -32,12 +37,6 @@ class Source:
     @property
     def options(self) -> str | None:
         return self.location if ":" in self.spec else None
-
-
-# Python refuses to parse thousands of digits; no option needs more than a billion.
-MAX_DIGITS = 9
-DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
-LOCATION = re.compile(r"(.*?)(?:,(\s*\w+\s*=.*))?", re.DOTALL)
 
 
 def read_options(

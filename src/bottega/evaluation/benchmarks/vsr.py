@@ -63,7 +63,7 @@ def vsr_mc(source: Source) -> Benchmark:
     """Load VSR-MC: the true captions of the random split, 1181 of test and 4440 of train and dev.
 
     The choices are the relation and five of the other 65, sampled and shuffled by the seed; RCTS
-    sampled them without one. Locations are those of `vsr`.
+    sampled them without one. It reads the same locations as `vsr`.
     `scoring=official` reads only replies with one "The answer is B" (`OneStatementParser`).
     """
     location, options = read_location(source, MC_OPTIONS)

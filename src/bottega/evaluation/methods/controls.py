@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from bottega._util.identity import image_hashes
 from bottega.errors import SettingError
-from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.examples import is_passage, labels_of
+from bottega.evaluation.benchmark import Benchmark, is_passage
+from bottega.evaluation.metrics.metric import labels_of
 from bottega.protocols import Prompter, Recorder
 from bottega.types import Example, Query
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from bottega._util.event_loops import for_each
 from bottega._util.identity import query_key
 from bottega.errors import BottegaError, SettingError
-from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.examples import is_passage
+from bottega.evaluation.benchmark import Benchmark, is_passage
 from bottega.evaluation.outcomes import Budget, EndpointCheck, add_cost, is_item_error
 from bottega.recording import cached_example
 from bottega.types import Example, Query, Trace

@@ -9,9 +9,8 @@ from dataclasses import replace
 from functools import partial
 
 from bottega.errors import SettingError
-from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.benchmark import Benchmark, is_passage, names_passages
 from bottega.evaluation.config import CUSTOM, RunConfig
-from bottega.evaluation.examples import is_passage, names_passages
 from bottega.evaluation.methods.controls import swapped_prompter, swapped_recorder
 from bottega.evaluation.methods.logistic import KnowledgeBaseLogistic
 from bottega.evaluation.methods.prompts import (
@@ -20,14 +19,15 @@ from bottega.evaluation.methods.prompts import (
     sample_count,
 )
 from bottega.evaluation.methods.retrieval import (
+    BY_VECTORS,
     EpisodeRetriever,
     LateInteractionScorer,
+    RetrieverFactory,
     nearest_retriever,
     oracle_retriever,
     pools,
     scored_retriever,
 )
-from bottega.evaluation.methods.retriever_factory import BY_VECTORS, RetrieverFactory
 from bottega.evaluation.methods.searchers import MethodContext
 from bottega.evaluation.methods.specifications import (
     CHOICE_METHODS,

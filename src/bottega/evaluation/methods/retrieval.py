@@ -1,4 +1,4 @@
-"""Retrievers of evaluation methods: within an item's episode, oracles and controls.
+"""Retrievers of a run, within an item's episode: oracles, controls, caches of questions and drafts.
 
 A benchmark without episodes is one episode with the name "".
 """
@@ -8,30 +8,47 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from bottega._util.identity import DESCRIPTIONS, Exclude
+import numpy as np
+
+from bottega._util.caching import SingleFlight
+from bottega._util.identity import DESCRIPTIONS, Exclude, query_key, request_key
 from bottega.errors import NotFoundError, SettingError
-from bottega.evaluation.benchmark import Benchmark, is_relevant
-from bottega.evaluation.examples import (
+from bottega.evaluation.benchmark import (
+    Benchmark,
     index_by_id,
     is_passage,
-    labels_of,
+    is_relevant,
     names_passages,
 )
+from bottega.evaluation.metrics.metric import labels_of
+from bottega.evaluation.outcomes import add_cost
 from bottega.knowledge import KnowledgeBase, TowerTokenEmbedder
-from bottega.protocols import MultiVectorEmbedder, Retriever, Vectors
+from bottega.protocols import (
+    Embedder,
+    Generator,
+    MultiVectorEmbedder,
+    Pricer,
+    Retriever,
+    Vectors,
+    turns_only,
+)
+from bottega.recipes.cache_retrieval import CacheRetrieval
 from bottega.retrieval import DenseRetriever, LabelledPool
-from bottega.types import Candidate, Example, Query
+from bottega.types import Candidate, Example, Prompt, Query, Reply, Sampling
 
 # Demonstrations never share an image with the item: the answer to another question about the same
 # image may reveal the item's answer.
 EXCLUDE: Exclude = "same-image"
 EXCLUSION_RULE = f"Demonstrations exclude {DESCRIPTIONS[EXCLUDE]}."
-
 UNSCORED = 0.0  # score of a passage for which a benchmark has none
+
+RetrieverFactory = Callable[[Benchmark, KnowledgeBase], Retriever]
+# Retrieval methods with one vector for each example.
+BY_VECTORS = ("image", "text", "dual")
 
 
 class ExamplePool:
@@ -272,3 +289,138 @@ def bundled_token_embedder() -> MultiVectorEmbedder:
 def late_interaction_score(question: Vectors, passage: Vectors) -> float:
     """Return the MaxSim score of token vectors, (tokens, dimension) each."""
     return float((question @ passage.T).max(axis=1).sum())
+
+
+def retriever_factory(retrieval: CacheRetrieval) -> RetrieverFactory:
+    """Return a factory of retrievers over a knowledge base with the views of `retrieval`. All
+    methods of a run share one retriever."""
+    made: dict[int, Retriever] = {}
+
+    def make(data: Benchmark, knowledge: KnowledgeBase) -> Retriever:
+        if id(knowledge) not in made:
+            made[id(knowledge)] = _retriever(retrieval, data, knowledge)
+        return made[id(knowledge)]
+
+    return make
+
+
+def _retriever(retrieval: CacheRetrieval, data: Benchmark, knowledge: KnowledgeBase) -> Retriever:
+    if not data.episode_of:
+        return retrieval.retriever(knowledge)
+    members: defaultdict[str, list[str]] = defaultdict(list)
+    for example in knowledge:
+        members[example.tags["episode"]].append(str(example.id))
+    by_episode = {episode: retrieval.retriever(knowledge, ids) for episode, ids in members.items()}
+    return EpisodeRetriever(data.episode_of, by_episode)
+
+
+class CachingEmbedder:
+    """Embedder that embeds each query of a run once, for all methods.
+
+    Vectors are kept without a limit, by the query's text and image hashes.
+    """
+
+    def __init__(self, inner: Embedder) -> None:
+        self.inner = inner
+        self._cache: dict[tuple[str, ...], Vectors] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        return self.inner.fingerprint
+
+    @property
+    def dimension(self) -> int:
+        return self.inner.dimension
+
+    def embed(self, queries: Sequence[Query]) -> Vectors:
+        if not queries:
+            return np.empty((0, self.dimension), np.float32)
+        return np.stack(_cached(self._cache, queries, self.inner.embed))
+
+    def keep(self, queries: Sequence[Query], rows: Vectors) -> None:
+        """Cache the vectors (n, dimension) of these queries."""
+        self._cache.update(zip(map(query_key, queries), rows, strict=True))
+
+
+class CachingTokenEmbedder:
+    """Token embedder that embeds each question of a run once.
+
+    Documents are embedded on each call; `progress` receives their number.
+    """
+
+    def __init__(
+        self, inner: MultiVectorEmbedder, progress: Callable[[int], None] | None = None
+    ) -> None:
+        self._inner = inner
+        self._progress = progress
+        self._cache: dict[tuple[str, ...], Vectors] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        return self._inner.fingerprint
+
+    @property
+    def dimension(self) -> int:
+        return self._inner.dimension
+
+    def embed_queries(self, queries: Sequence[Query]) -> list[Vectors]:
+        return _cached(self._cache, queries, self._inner.embed_queries, _key_with_choices)
+
+    def embed_documents(self, queries: Sequence[Query]) -> list[Vectors]:
+        made = self._inner.embed_documents(queries)
+        if self._progress is not None:
+            self._progress(len(queries))
+        return made
+
+
+def _cached(
+    vectors: dict[tuple[str, ...], Vectors],
+    queries: Sequence[Query],
+    embed: Callable[[Sequence[Query]], Iterable[Vectors]],
+    key: Callable[[Query], tuple[str, ...]] = query_key,
+) -> list[Vectors]:
+    fresh = {key(q): q for q in queries if key(q) not in vectors}
+    if fresh:
+        vectors.update(zip(fresh, embed(list(fresh.values())), strict=True))
+    return [vectors[key(q)] for q in queries]
+
+
+def _key_with_choices(query: Query) -> tuple[str, ...]:
+    """Return the key of a query whose tokens may include its choices (`FlmrEmbedder`)."""
+    return *query_key(query), *query.choices
+
+
+class DraftGenerator:
+    """Generator wrapper that answers each prompt once for all methods of a run.
+
+    `calls`, `tokens` and `cost_usd` count the requests sent; the methods' own figures exclude
+    drafts. `cost_usd` is None if the price is unknown.
+    """
+
+    def __init__(self, inner: Generator, price: Pricer | None = None) -> None:
+        self._inner = inner
+        self._price = price
+        self._replies: dict[str, Reply] = {}
+        self._flights: SingleFlight[str, Reply] = SingleFlight()
+        self.name = inner.name
+        self.turns_only = turns_only(inner)
+        self.calls = self.tokens = 0
+        self.cost_usd: float | None = 0.0
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        key = request_key(self.name, prompt, sampling)
+        if (reply := self._replies.get(key)) is not None:
+            return reply
+        return await self._flights.run(key, partial(self._send, key, prompt, sampling))
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def _send(self, key: str, prompt: Prompt, sampling: Sampling) -> Reply:
+        reply = await self._inner.generate(prompt, sampling)
+        cost = self._price(reply.model, reply.usage) if self._price else 0.0
+        self.calls += 1
+        self.tokens += reply.usage.prompt_tokens + reply.usage.completion_tokens
+        self.cost_usd = add_cost(self.cost_usd, cost)
+        self._replies[key] = reply
+        return reply

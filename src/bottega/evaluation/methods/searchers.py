@@ -19,9 +19,8 @@ from bottega.pipeline import Pipeline
 from bottega.prompting import ContinuationPrompter
 from bottega.protocols import Generator, Reranker, Retriever, Searcher, turns_only
 from bottega.recipes import kv_reuse_searcher
-from bottega.recipes.limited_search import ENSEMBLE, PROBES
 from bottega.recipes.racc import bundled_compressor_for, compression_searcher
-from bottega.recipes.rcts import conclusion_prompter
+from bottega.recipes.rcts import ENSEMBLE, PROBES, conclusion_prompter
 from bottega.reranking import (
     DemonstrationOrder,
     EnsembleReward,

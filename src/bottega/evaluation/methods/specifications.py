@@ -31,6 +31,22 @@ from bottega.parsing import most_confident, most_frequent
 Retrieval = Literal[
     "none", "search", "uniform", "balanced", "everything", "oracle", "passages", "vectors"
 ]
+# Each comparison of methods begins with the differences to this one.
+REFERENCE = "knn"
+LOGREG = "logreg"
+BASELINES = (
+    *(REFERENCE, LOGREG, "vote", "vote-strict", "nearest"),
+    *("top-k", "random", "zero-shot"),
+)
+EQUAL_COST = ("majority", "best-of-n", "rcts-flat", "rcts-random", "rcts-best-of-n")
+RACC_BASELINES = ("concat", "racc-flat", "racc-swapped", "zero-shot")
+PAPER_METHODS = ("zero-shot", "random", "balanced", "visual-rag", "vote")
+LABEL_METHODS = (*PAPER_METHODS, "nearest", "knn", LOGREG)
+PASSAGE_METHODS = ("zero-shot", "random", "oracle")
+CHOICE_METHODS = ("zero-shot", "random", "top-k")
+NEEDS_GOLD_PASSAGES = ("oracle", "racc-oracle")
+SAMPLING_METHODS = ("majority", "best-of-n")
+SEARCH_METHODS = ("rcts", "rcts-flat", "rcts-random", "rcts-best-of-n")
 
 
 @dataclass(frozen=True)
@@ -81,16 +97,6 @@ class MethodSpec:
             self.reads_passages and not names_passages
         )
 
-
-# Each comparison of methods begins with the differences to this one.
-REFERENCE = "knn"
-LOGREG = "logreg"
-BASELINES = (
-    *(REFERENCE, LOGREG, "vote", "vote-strict", "nearest"),
-    *("top-k", "random", "zero-shot"),
-)
-EQUAL_COST = ("majority", "best-of-n", "rcts-flat", "rcts-random", "rcts-best-of-n")
-RACC_BASELINES = ("concat", "racc-flat", "racc-swapped", "zero-shot")
 
 _SPECS = (
     MethodSpec("zero-shot", "none", shots=0),
@@ -169,11 +175,4 @@ _SPECS = (
 )
 METHODS = {spec.name: spec for spec in _SPECS}
 
-PAPER_METHODS = ("zero-shot", "random", "balanced", "visual-rag", "vote")
-LABEL_METHODS = (*PAPER_METHODS, "nearest", "knn", LOGREG)
-PASSAGE_METHODS = ("zero-shot", "random", "oracle")
-CHOICE_METHODS = ("zero-shot", "random", "top-k")
-NEEDS_GOLD_PASSAGES = ("oracle", "racc-oracle")
-SAMPLING_METHODS = ("majority", "best-of-n")
-SEARCH_METHODS = ("rcts", "rcts-flat", "rcts-random", "rcts-best-of-n")
 COMPRESSION_METHODS = tuple(spec.name for spec in _SPECS if spec.compresses)

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from bottega.compression.objective import TrainingExample
 from bottega.errors import SettingError
-from bottega.evaluation.benchmark import Benchmark, is_relevant
-from bottega.evaluation.examples import is_passage, names_passages
-from bottega.evaluation.methods.image_limits import HINT as IMAGES_HINT
-from bottega.evaluation.methods.image_limits import most_images
+from bottega.evaluation.benchmark import Benchmark, is_passage, is_relevant, names_passages
+from bottega.evaluation.methods.prompts import HINT as IMAGES_HINT
+from bottega.evaluation.methods.prompts import most_images
 from bottega.evaluation.methods.retrieval import (
     UNSCORED,
     bundled_token_embedder,

@@ -7,13 +7,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from bottega.evaluation.examples import labels_of
+from bottega.evaluation.metrics.metric import labels_of
 from bottega.types import Answer, Candidate
 
-# Of a softmax over cosine similarities; accuracy is flat between 0.05 and 0.2 (docs/log.md).
+# Of a softmax over cosine similarities; accuracy is flat between 0.05 and 0.2 (benchmarks/log).
 TEMPERATURE = 0.1
 
 Weights = Mapping[str, float]
+Vote = Callable[..., Answer]
 
 
 def nearest_label(candidates: Sequence[Candidate], *, multi_label: bool = False) -> Answer:
@@ -53,15 +54,6 @@ def knn(candidates: Sequence[Candidate], *, multi_label: bool = False) -> Answer
     best = ordered[0].score if ordered else 0.0
     weights = [math.exp((one.score - best) / TEMPERATURE) for one in ordered]
     return _elected(ordered, weights, multi_label)
-
-
-Vote = Callable[..., Answer]
-VOTES: dict[str, Vote] = {
-    "vote": vote,
-    "vote-strict": strict_vote,
-    "nearest": nearest_label,
-    "knn": knn,
-}
 
 
 def _by_similarity(candidates: Sequence[Candidate]) -> list[Candidate]:

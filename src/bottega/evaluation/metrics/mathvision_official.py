@@ -9,12 +9,7 @@ from dataclasses import replace
 from bottega.evaluation.metrics.metric import MeanScore
 from bottega.evaluation.metrics.mmmu import option_letter
 from bottega.parsing import strip_thinking
-from bottega.parsing.formulas import (
-    CLOSING,
-    FormulaParser,
-    NotAFormula,
-    evaluate,
-)
+from bottega.parsing.formulas import CLOSING, FormulaParser, NotAFormula, evaluate
 from bottega.protocols import Parser
 from bottega.types import Answer, Completion, Example, Query
 
@@ -35,6 +30,14 @@ BARE_ROOT = re.compile(r"\\sqrt([^{])")
 BARE_FRACTION = re.compile(r"\\frac([^{])([^{]?)")
 BRACKETED_LETTER = re.compile(r"\(([a-e])\)")
 BRACED_LETTER = re.compile(r"\{([a-e])\}")
+IGNORED = re.compile(r"\$|~|\\,|\\(?:displaystyle|qquad|quad|left|right)")
+NUMBER = re.compile(r"(\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(\\%)?")
+PRODUCT_SIGNS = ("*", r"\times", r"\cdot")
+QUOTIENT_SIGNS = ("/", ":", r"\div")
+# The published code ignores the text from here on: "24) cm" is 24, but "24 cm" has no value.
+STOP = re.compile(r"[)\]}&_]|\\}|\\to|\\rightarrow|\.(?!\d)")
+NO_FACTOR = re.compile(rf"{STOP.pattern}|[-+*/:,;<>=|^!]|\\times|\\cdot|\\div")
+MAX_FACTORIAL = 170  # larger factorials exceed floats
 
 
 class OfficialMathVisionParser:
@@ -149,23 +152,11 @@ def _elements(text: str) -> str:
     return text if None in values else f"{text[0]}{values}"
 
 
-IGNORED = re.compile(r"\$|~|\\,|\\(?:displaystyle|qquad|quad|left|right)")
-
-
 def official_value(formula: str) -> float | None:
     """Return the value of a formula, to two decimals, as the published code reads it."""
     text = IGNORED.sub(" ", formula).replace(r"\dfrac", r"\frac").replace(r"\tfrac", r"\frac")
     value = evaluate(OfficialFormulaParser(text))
     return None if value is None else round(value, 2)
-
-
-NUMBER = re.compile(r"(\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(\\%)?")
-PRODUCT_SIGNS = ("*", r"\times", r"\cdot")
-QUOTIENT_SIGNS = ("/", ":", r"\div")
-# The published code ignores the text from here on: "24) cm" is 24, but "24 cm" has no value.
-STOP = re.compile(r"[)\]}&_]|\\}|\\to|\\rightarrow|\.(?!\d)")
-NO_FACTOR = re.compile(rf"{STOP.pattern}|[-+*/:,;<>=|^!]|\\times|\\cdot|\\div")
-MAX_FACTORIAL = 170  # larger factorials exceed floats
 
 
 class OfficialFormulaParser(FormulaParser):

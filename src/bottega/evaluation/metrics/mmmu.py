@@ -12,6 +12,7 @@ from bottega.parsing.formulas import formula_value
 from bottega.types import Answer, Example
 
 SUBJECT = "subject"
+BRACKETS = ("()", "[]")
 
 
 class MMMUAccuracy(MeanScore):
@@ -50,9 +51,6 @@ def _is_open_match(reply: str, golds: Sequence[str]) -> bool:
         else predicted in right
         for predicted in open_candidates(reply)
     )
-
-
-BRACKETS = ("()", "[]")
 
 
 class MathVisionAccuracy(MeanScore):

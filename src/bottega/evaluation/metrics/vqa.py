@@ -10,8 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bottega.errors import SettingError
-from bottega.evaluation.metrics.intervals import Estimate, resampled, with_interval
-from bottega.evaluation.metrics.metric import Judgement, MeanScore
+from bottega.evaluation.metrics.metric import (
+    Estimate,
+    Judgement,
+    MeanScore,
+    resampled,
+    with_interval,
+)
 from bottega.types import Answer, Example
 
 PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
@@ -31,6 +36,12 @@ they'd've they'll they're they've 'twas wasn't we'd've we've weren't what'll wha
 when's where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't
 would've wouldn't wouldn't've y'all y'all'll y'all'd've you'd you'd've you'll you're you've
 """
+# Query id to the annotators' answers.
+References = Mapping[str, Sequence[str]]
+Variant = Literal["original", "always-normalised"]
+# Number of agreeing annotators for a full score.
+ENOUGH = 3
+UNANSWERABLE = "unanswerable"
 
 
 def _without_one_apostrophe(words: str) -> dict[str, str]:
@@ -65,13 +76,6 @@ def _unpunctuated(text: str) -> str:
         at_edge = f"{mark} " in text or f" {mark}" in text
         result = result.replace(mark, "" if thousands or at_edge else " ")
     return PERIOD.sub("", result)
-
-
-# Query id to the annotators' answers.
-References = Mapping[str, Sequence[str]]
-Variant = Literal["original", "always-normalised"]
-# Number of agreeing annotators for a full score.
-ENOUGH = 3
 
 
 class Agreement(Protocol):
@@ -157,9 +161,6 @@ _DIRECT: Mapping[Variant, Agreement] = {
     "original": _exactly,
     "always-normalised": _exactly_normalised,
 }
-
-
-UNANSWERABLE = "unanswerable"
 
 
 def vizwiz_accuracy(references: References) -> AnnotatorAgreement:

@@ -1,6 +1,6 @@
 "use strict";
 // Paired comparison of two methods on the items that both answered: Newcombe's interval and McNemar's exact p-value, as
-// bottega.evaluation.metrics.intervals computes them.
+// bottega.evaluation.metrics.metric computes them.
 const Z = 1.959963984540054;
 
 function wilson(right, n) {

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from bottega._util.progress import plural
 from bottega.errors import ImageError
-from bottega.evaluation.examples import labels_of
+from bottega.evaluation.metrics.metric import labels_of
 from bottega.evaluation.outcomes import ScoredAnswer
 from bottega.evaluation.report.charts import Chart, by_shots, shot_series
 from bottega.evaluation.report.payload import thumbnail
@@ -29,6 +29,16 @@ SIDE = 160  # of images, in pixels
 SHOWN_ROWS = 8
 SHOWN_MISTAKES = 4
 CURVES = "Accuracy by number of demonstrations; the table has the values"
+LONGEST = 4000
+MAX_CHOICES = 40
+# Deeper trees become an indented list, because columns would be too narrow.
+MAX_COLUMNS = 5
+ENDED = {
+    "rollouts": "after its rollouts",
+    "agreement": "early, because the first answers agreed",
+    "exhausted": "when all sequences had been tried",
+    "budget": "when its budget was spent",
+}
 
 
 @dataclass(frozen=True)
@@ -93,18 +103,6 @@ def page_environment() -> Environment:
 def style_sheet(name: str) -> Markup:
     """Return a style sheet of the package, by its path."""
     return Markup(files("bottega.evaluation").joinpath(name).read_text(encoding="utf-8"))
-
-
-LONGEST = 4000
-MAX_CHOICES = 40
-# Deeper trees become an indented list, because columns would be too narrow.
-MAX_COLUMNS = 5
-ENDED = {
-    "rollouts": "after its rollouts",
-    "agreement": "early, because the first answers agreed",
-    "exhausted": "when all sequences had been tried",
-    "budget": "when its budget was spent",
-}
 
 
 def render_explanation(trace: StoredTrace, images: Mapping[str, Image], *, absent: str) -> str:

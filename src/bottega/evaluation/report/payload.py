@@ -14,7 +14,7 @@ import orjson
 from bottega import pixels
 from bottega.errors import BottegaError, ImageError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.examples import labels_of
+from bottega.evaluation.metrics.metric import labels_of
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.report.runs import Demonstration, Item, RecordedAnswer
 from bottega.evaluation.report.sections import ReportRow, Section

@@ -3,69 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bottega._util.progress import Step
 from bottega.errors import require_extra
-from bottega.evaluation.report.charts import Series, pareto_front, result_point, shot_series
-from bottega.evaluation.report.sections import ReportRow, Section
+from bottega.evaluation.report.charts import Series, cost_axis, cost_series, shots_of
+from bottega.evaluation.report.sections import Section
 from bottega.evaluation.report.stream_sections import StreamSection, figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-PER = 1000
-
-
-def shots_of(section: Section) -> list[Series]:
-    """Return one series for each method of each run; flat without demonstrations."""
-    return shot_series([(f"{row.prefix}{row.result.method}", row.result) for row in section.rows])
-
-
-def cost_series(section: Section) -> list[Series]:
-    """Return points by cost per item (`cost_axis`); those on the Pareto front are circled."""
-    cost = _cost(section.rows)
-    lines = [
-        (name, [result_point(name, row.result, cost(row)) for row in sorted(rows, key=cost)])
-        for name, rows in _lines(section)
-    ]
-    front = pareto_front((point.x, point.value) for _, points in lines for point in points)
-    return [
-        Series(
-            name,
-            tuple(replace(point, circled=(point.x, point.value) in front) for point in points),
-        )
-        for name, points in lines
-    ]
-
-
-def cost_axis(section: Section) -> str:
-    return f"US dollars for {PER:,} items" if _priced(section.rows) else "tokens for one item"
-
-
-def _lines(section: Section) -> list[tuple[str, list[ReportRow]]]:
-    """Group rows with a value by method."""
-    named: dict[str, list[ReportRow]] = {}
-    for row in section.rows:
-        if row.result.value is not None:
-            named.setdefault(f"{row.prefix}{row.result.method}", []).append(row)
-    return list(named.items())
-
-
-def _priced(rows: Sequence[ReportRow]) -> bool:
-    """Return whether all costs are known and some are not zero."""
-    costs = [row.result.cost_usd for row in rows if row.result.n]
-    return None not in costs and any(costs)
-
-
-def _cost(rows: Sequence[ReportRow]) -> Callable[[ReportRow], float]:
-    if _priced(rows):
-        return lambda row: PER * (row.per_item(row.result.cost_usd) or 0.0)
-    return lambda row: row.per_item(row.tokens) or 0.0
 
 
 MARKERS = "os^Dv+XP"

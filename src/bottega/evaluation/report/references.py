@@ -13,6 +13,12 @@ GEMINI = "Gemini 1.5 Pro"
 FOLDERS = ("manyicl", "image-folder", "vl-icl")
 # Default options of mmmu.
 DEFAULTS = {"split": "dev", "images": "any"}
+RCTS_METHODS = (
+    ("zero-shot", 0, ("zero-shot",)),
+    ("ICL, random retrieval", 3, ("random",)),
+    ("vanilla RAG, top retrieval", 3, ("top-k",)),
+    ("RCTS", 3, ("rcts",)),
+)
 
 
 @dataclass(frozen=True)
@@ -87,14 +93,6 @@ def _visual_rag() -> Iterator[Reference]:
                 yield Reference(
                     name, method, shots, model, value, VISUAL_RAG, "Table 2", ours, metrics
                 )
-
-
-RCTS_METHODS = (
-    ("zero-shot", 0, ("zero-shot",)),
-    ("ICL, random retrieval", 3, ("random",)),
-    ("vanilla RAG, top retrieval", 3, ("top-k",)),
-    ("RCTS", 3, ("rcts",)),
-)
 
 
 def _rcts() -> Iterator[Reference]:

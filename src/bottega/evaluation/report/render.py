@@ -20,10 +20,17 @@ from bottega._util.progress import Stages, no_stages
 from bottega.errors import MissingDependencyError, SettingError
 from bottega.evaluation.methods.prompts import description_text
 from bottega.evaluation.methods.retrieval import EXCLUSION_RULE
-from bottega.evaluation.report.charts import Chart, by_cost, by_shots
+from bottega.evaluation.report.charts import (
+    Chart,
+    by_cost,
+    by_shots,
+    cost_axis,
+    cost_series,
+    shots_of,
+)
 from bottega.evaluation.report.explanation import page_environment, style_sheet
 from bottega.evaluation.report.payload import payload
-from bottega.evaluation.report.plots import cost_axis, cost_series, plot, plot_streams, shots_of
+from bottega.evaluation.report.plots import plot, plot_streams
 from bottega.evaluation.report.references import Reference, references
 from bottega.evaluation.report.result_tables import (
     as_csv,
@@ -58,6 +65,8 @@ HERE = "bottega.evaluation.report"
 MAX_ERRORS = 8
 # Settings shown first.
 FIRST = ("model", "seed", "prompt", "order", "retrieve", "embedder")
+PAGE, CSV, MARKDOWN = "index.html", "results.csv", "results.md"
+ITEM_CSV, STREAM_CSV = "items.csv", "streams.csv"
 
 
 @dataclass(frozen=True)
@@ -196,10 +205,6 @@ def settings_of(section: Section) -> dict[str, list[Any]]:
 
 def _setting(name: str, value: Any) -> Any:
     return description_text(value) if name == SHOWN and value else value
-
-
-PAGE, CSV, MARKDOWN = "index.html", "results.csv", "results.md"
-ITEM_CSV, STREAM_CSV = "items.csv", "streams.csv"
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from itertools import chain, product
 
 from bottega._util.progress import plural
 from bottega.evaluation.methods.retrieval import EXCLUSION_RULE
-from bottega.evaluation.metrics.intervals import bounds
+from bottega.evaluation.metrics.metric import bounds
 from bottega.evaluation.report.references import references
 from bottega.evaluation.report.runs import StoredRun
 from bottega.evaluation.report.sections import ReportRow, Section, demonstration_texts
 from bottega.evaluation.report.stream_sections import COLUMNS as STREAM_COLUMNS
 from bottega.evaluation.report.stream_sections import THIRDS, StreamSection, csv_rows
 from bottega.evaluation.report.visual_rag_figures import average_rows, efficiency
-from bottega.evaluation.streams.stream_trends import COLUMNS as TREND_COLUMNS
+from bottega.evaluation.streams.stream_summary import COLUMNS as TREND_COLUMNS
 
 FORMULA, NUMBER = re.compile(r"[=+@\t\r-]"), re.compile(r"[+-]?[\d.,]+%?")
 COLUMNS = (

@@ -9,10 +9,16 @@ from itertools import pairwise
 from typing import Literal
 
 from bottega._util.progress import Stages, Step, no_stages
-from bottega.evaluation.examples import labels_of
 from bottega.evaluation.methods.prompts import description_text
-from bottega.evaluation.metrics.intervals import Estimate, mean
-from bottega.evaluation.metrics.metric import Judgement, MacroF1, NotScored, macro_f1
+from bottega.evaluation.metrics.metric import (
+    Estimate,
+    Judgement,
+    MacroF1,
+    NotScored,
+    labels_of,
+    macro_f1,
+    mean,
+)
 from bottega.evaluation.metrics.vqa import Answerability
 from bottega.evaluation.outcomes import ScoredAnswer, method_title
 from bottega.evaluation.report.runs import AnswerKey, Item, RecordedAnswer, StoredRun
@@ -32,6 +38,12 @@ INVALID, OTHER = "(invalid)", "(another)"
 # Minimum shares of the items in shown groups and in groups of several items: free answers would
 # give each item a group of its own.
 SHOWN_SHARE, SHARED = 0.5, 0.7
+# Metrics of a whole set, and of items without answers, are not the mean of item scores.
+SET_METRICS = ("macro", "answerability", NotScored.name)
+ANSWERABILITY: Mapping[str, Literal["ap", "f1"]] = {
+    "answerability_ap": "ap",
+    "answerability_f1": "f1",
+}
 
 
 @dataclass(frozen=True)
@@ -154,14 +166,6 @@ def _cells(
         for name in groups_of(one.item):
             scores[name if name in names else OTHER].append(one.score)
     return {name: Cell(len(some), mean(some, seed=0)) for name, some in scores.items()}
-
-
-# Metrics of a whole set, and of items without answers, are not the mean of item scores.
-SET_METRICS = ("macro", "answerability", NotScored.name)
-ANSWERABILITY: Mapping[str, Literal["ap", "f1"]] = {
-    "answerability_ap": "ap",
-    "answerability_f1": "f1",
-}
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from bottega.evaluation.metrics.intervals import Estimate, bounds
+from bottega.evaluation.metrics.metric import Estimate, bounds
 from bottega.evaluation.report.charts import STYLES, Chart, Point, Series, by_category, by_value
 from bottega.evaluation.report.runs import StoredRun
 from bottega.evaluation.runs.run_store import ORDERS
 from bottega.evaluation.streams.growing_cache import PARTS, StreamResult
 from bottega.evaluation.streams.stream_plan import UNLIMITED, Stream, StreamConfig
-from bottega.evaluation.streams.stream_summary import CurvePoint, summarize_streams
-from bottega.evaluation.streams.stream_trends import Trend, find_trends
+from bottega.evaluation.streams.stream_summary import (
+    CurvePoint,
+    Trend,
+    find_trends,
+    summarize_streams,
+)
 
 STEPS = 20  # points of a curve along the stream
 THIRDS = ("first third", "second third", "last third")
+COLUMNS = (
+    *("benchmark", "run", "curve", "master_rate", "streams", "n", "missing", "metric"),
+    *(f"{name}{end}" for name in ("accuracy", "gain", "growth") for end in ("", "_low", "_high")),
+    *("gain_1", "gain_2", "gain_3", "master_share", "agreement", "recovered", "cost_usd"),
+)
 
 
 @dataclass(frozen=True)
@@ -205,13 +214,6 @@ def _point(x: float, estimate: Estimate, text: str) -> Point:
 
 def _text(estimate: Estimate) -> str:
     return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
-
-
-COLUMNS = (
-    *("benchmark", "run", "curve", "master_rate", "streams", "n", "missing", "metric"),
-    *(f"{name}{end}" for name in ("accuracy", "gain", "growth") for end in ("", "_low", "_high")),
-    *("gain_1", "gain_2", "gain_3", "master_share", "agreement", "recovered", "cost_usd"),
-)
 
 
 def csv_rows(section: StreamSection) -> Iterator[tuple[object, ...]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bottega.evaluation.metrics.intervals import Estimate, resampled
+from bottega.evaluation.metrics.metric import Estimate, resampled
 from bottega.evaluation.report.sections import SET_METRICS, ReportRow, Section
 
 MANY_SHOT = ("random", "balanced")

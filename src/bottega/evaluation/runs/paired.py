@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from bottega import notebook
 from bottega.errors import SettingError
 from bottega.evaluation.methods.specifications import METHODS, REFERENCE
-from bottega.evaluation.metrics.intervals import (
+from bottega.evaluation.metrics.metric import (
     Estimate,
+    NotScored,
     mcnemar,
     paired_difference,
     paired_mean_difference,
     sign_flips,
 )
-from bottega.evaluation.metrics.metric import NotScored
 from bottega.evaluation.outcomes import ScoredAnswer, method_title
 from bottega.evaluation.runs.runner import MethodResult
 

@@ -1,4 +1,4 @@
-"""Stores of a run's answers: in memory, or durable in a folder."""
+"""Durable store of a run's answers in a folder, also read as a store of traces."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ import orjson
 from bottega._util.batch_writer import BatchWriter
 from bottega._util.durable_files import is_locked, lock_file, make_out_folder
 from bottega._util.identity import image_hashes
-from bottega._util.sqlite import FileKind, transaction
+from bottega._util.sql_tables import FileTables, SqlRow
+from bottega._util.sqlite import FileKind, application_id, transaction
 from bottega.errors import BottegaError, SettingError, StoreError
-from bottega.evaluation.examples import labels_of
-from bottega.evaluation.metrics.metric import Metric
+from bottega.evaluation.metrics.metric import Metric, labels_of
 from bottega.evaluation.outcomes import Method, MethodKey, Outcome, ScoredAnswer
-from bottega.image import path_text
-from bottega.recording import json_text, stored_trace
-from bottega.types import Answer, Candidate, Example, Trace
+from bottega.evaluation.runs.runner import AnswerStore
+from bottega.image import Image, path_text
+from bottega.recording import TraceStore, json_text, stored_trace
+from bottega.recording.stored_traces import searchable_text
+from bottega.types import Answer, Example, Trace
 
 DATA, BENCHMARK, SEARCH = "data", "benchmark", "search"
 ORDERS = "item_orders"  # the setting that only runs of streams have
@@ -45,63 +47,19 @@ OPTIONS = {
 }
 Write = Callable[[sqlite3.Connection], None]
 
-
-class Committer:
-    """Writer with its own connection, which commits concurrent writes in one transaction. An error
-    of one of them is raised by all."""
-
-    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
-        self._connect = connect
-        self._connection: sqlite3.Connection | None = None
-        self._writer = BatchWriter(self._commit, name="bottega-run")
-        self.write = self._writer.write
-
-    def close(self) -> None:
-        self._writer.close()
-        if self._connection is not None:
-            self._connection.close()
-
-    def _commit(self, writes: list[Write]) -> list[None]:
-        if self._connection is None:
-            self._connection = self._connect()
-        with transaction(self._connection):
-            for write in writes:
-                write(self._connection)
-        return [None] * len(writes)
-
-
-class AnswerStore:
-    """Store of a run's answers; this base class stores none.
-
-    An answer is durable when `keep` returns. A failed item has no answer.
-    """
-
-    def answered(self, key: MethodKey, items: tuple[Example, ...]) -> dict[int, ScoredAnswer]:
-        """Return the stored answers of a method by item index."""
-        return {}
-
-    async def keep(self, method: Method, scored: ScoredAnswer, outcome: Outcome) -> None:
-        """Store an answer."""
-
-    async def fail(self, method: Method, index: int, error: BottegaError) -> None:
-        """Store the error of a failed item."""
-
-    async def forget(self, key: MethodKey) -> None:
-        """Delete the answers and failures of a method."""
-
-
-class DemonstrationRecorder(AnswerStore):
-    """Store of the demonstrations that one method showed, by item index."""
-
-    def __init__(self, method: str, shots: int) -> None:
-        self.key = (method, shots)
-        self.by_index: dict[int, tuple[Candidate, ...]] = {}
-
-    async def keep(self, method: Method, scored: ScoredAnswer, outcome: Outcome) -> None:
-        if method.key == self.key and outcome.trace is not None:
-            self.by_index[scored.index] = outcome.trace.candidates
-
-
+# Temporary tables: the file of the run does not change.
+TABLES = """
+CREATE TEMP TABLE run_traces (
+    id TEXT PRIMARY KEY, time REAL, prompt_tokens INTEGER, completion_tokens INTEGER,
+    cached_tokens INTEGER, seconds REAL, cost_usd REAL, method TEXT, shots INTEGER, place INTEGER
+);
+CREATE TEMP TABLE trace_texts (
+    id TEXT PRIMARY KEY, time REAL, namespace TEXT, tier TEXT, text TEXT
+);
+CREATE TEMP VIEW traces AS
+    SELECT run_traces.*, answers.trace AS body FROM run_traces
+    JOIN answers USING (method, shots, place)
+"""
 FILE = "run.db"
 BUSY_SECONDS = 10.0
 PROBE_SECONDS = 0.05  # `is_running` holds the lock for less
@@ -148,6 +106,30 @@ RUN_FILE = FileKind(
         """,
     ),
 )
+
+
+class Committer:
+    """Writer with its own connection, which commits concurrent writes in one transaction. An error
+    of one of them is raised by all."""
+
+    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+        self._connect = connect
+        self._connection: sqlite3.Connection | None = None
+        self._writer = BatchWriter(self._commit, name="bottega-run")
+        self.write = self._writer.write
+
+    def close(self) -> None:
+        self._writer.close()
+        if self._connection is not None:
+            self._connection.close()
+
+    def _commit(self, writes: list[Write]) -> list[None]:
+        if self._connection is None:
+            self._connection = self._connect()
+        with transaction(self._connection):
+            for write in writes:
+                write(self._connection)
+        return [None] * len(writes)
 
 
 @dataclass(frozen=True)
@@ -420,3 +402,71 @@ def _answer(text: str) -> Answer:
     """Parse a stored answer without its rationale, like the answers that a run holds in memory."""
     row: dict[str, Any] = orjson.loads(text)
     return Answer(**row | {"labels": tuple(row["labels"]), "rationale": None})
+
+
+def is_run_file(file: Path) -> bool:
+    return application_id(file) == RUN_FILE.application_id
+
+
+def open_run_traces(file: Path) -> TraceStore:
+    """Open the traces in the file of a run for reading. Raises `StoreError`."""
+    tables = RunTables(file)
+    return TraceStore(file, tables, RunThumbnails(tables))
+
+
+class RunTables(FileTables):
+    """Tables of the traces in the file of a run, with the answers stored before it was opened. They
+    are temporary tables of one connection, which reports use as well."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file, RUN_FILE, busy_seconds=BUSY_SECONDS)
+        try:
+            with RUN_FILE.translated(self.name):
+                self._fill(self._connection)
+        except BaseException:
+            self.close()
+            raise
+
+    def report(self, statement: str, *values: object) -> list[SqlRow]:
+        return self.execute(statement, *values)
+
+    def _fill(self, connection: sqlite3.Connection) -> None:
+        for statement in TABLES.split(";"):
+            connection.execute(statement)
+        with RUN_FILE.reading(self.name):
+            for row, texts in _rows(connection):
+                connection.execute("REPLACE INTO run_traces VALUES (?,?,?,?,?,?,?,?,?,?)", row)
+                connection.execute("REPLACE INTO trace_texts VALUES (?,?,?,?,?)", texts)
+        connection.execute("PRAGMA query_only = ON")
+
+
+class RunThumbnails:
+    """Thumbnails of a run by the sha256 of their images. They cannot be changed."""
+
+    def __init__(self, tables: RunTables) -> None:
+        self._tables = tables
+
+    def put(self, times: Mapping[Image, float]) -> None: ...
+
+    def get(self, sha256: str) -> Image | None:
+        rows = self._tables.execute("SELECT data FROM thumbnails WHERE sha256 = ?", sha256)
+        return Image.from_bytes(bytes(rows[0][0])) if rows else None
+
+    def prune(self, before: float, max_bytes: int | None) -> None: ...
+
+
+def _rows(
+    connection: sqlite3.Connection,
+) -> Iterator[tuple[tuple[object, ...], tuple[object, ...]]]:
+    """Yield the rows of both tables, with one trace in memory at a time."""
+    for body, *key in connection.execute(
+        "SELECT trace, method, shots, place FROM answers WHERE trace IS NOT NULL"
+    ):
+        trace = orjson.loads(body)
+        id, time, usage = trace["id"], trace["time"], trace["usage"]
+        tokens = (usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])
+        text = searchable_text(trace["question"], trace["answer"]["text"], trace.get("files", ()))
+        yield (
+            (id, time, *tokens, trace["seconds"], trace["cost_usd"], *key),
+            (id, time, "", trace["tier"], text),
+        )

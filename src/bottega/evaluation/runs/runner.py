@@ -12,19 +12,18 @@ from bottega._util.progress import Progress, showing_progress
 from bottega.errors import BottegaError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import CUSTOM, RunConfig
-from bottega.evaluation.metrics.intervals import Estimate
-from bottega.evaluation.metrics.metric import Judgement, calibration
+from bottega.evaluation.metrics.metric import Estimate, Judgement, calibration
 from bottega.evaluation.outcomes import (
     Budget,
     EndpointCheck,
     Method,
+    MethodKey,
     Outcome,
     ScoredAnswer,
     is_item_error,
 )
-from bottega.evaluation.runs.run_store import AnswerStore
 from bottega.naming import own_code_error
-from bottega.types import Example, Query
+from bottega.types import Candidate, Example, Query
 
 
 @dataclass(frozen=True)
@@ -39,12 +38,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class MethodResult:
-    """Result of a method: one row of the table.
+    """Result of `method` with a number of `shots`: one row of the table.
 
-    `n` counts answered items, invalid replies included. `failed` items (no answer from the
-    endpoint) and `missing` items (budget spent before) are excluded from all other figures. Values
-    are None without an answer. `seconds` are those of this run alone; `also` holds the benchmark's
-    further metrics and the calibration error.
+    `value` is the score by `metric`, with its 95 % interval from `low` to `high`. `calls`,
+    `prompt_tokens`, `completion_tokens` and `cost_usd` are sums over the items. `n` counts answered
+    items, `invalid` replies included. `failed` items (no answer from the endpoint) and `missing`
+    items (budget spent before) are excluded from all other figures. Values are None without an
+    answer. `seconds` are those of this run alone; `also` holds the benchmark's further metrics and
+    the calibration error.
     """
 
     method: str
@@ -114,6 +115,38 @@ def _judgements(scored: Sequence[ScoredAnswer], metric: int) -> list[Judgement]:
 
 def _figure(name: str, estimate: Estimate) -> Figure:
     return Figure(name, estimate.value, estimate.low, estimate.high)
+
+
+class AnswerStore:
+    """Store of a run's answers; this base class stores none.
+
+    An answer is durable when `keep` returns. A failed item has no answer.
+    """
+
+    def answered(self, key: MethodKey, items: tuple[Example, ...]) -> dict[int, ScoredAnswer]:
+        """Return the stored answers of a method by item index."""
+        return {}
+
+    async def keep(self, method: Method, scored: ScoredAnswer, outcome: Outcome) -> None:
+        """Store an answer."""
+
+    async def fail(self, method: Method, index: int, error: BottegaError) -> None:
+        """Store the error of a failed item."""
+
+    async def forget(self, key: MethodKey) -> None:
+        """Delete the answers and failures of a method."""
+
+
+class DemonstrationRecorder(AnswerStore):
+    """Store of the demonstrations that one method showed, by item index."""
+
+    def __init__(self, method: str, shots: int) -> None:
+        self.key = (method, shots)
+        self.by_index: dict[int, tuple[Candidate, ...]] = {}
+
+    async def keep(self, method: Method, scored: ScoredAnswer, outcome: Outcome) -> None:
+        if method.key == self.key and outcome.trace is not None:
+            self.by_index[scored.index] = outcome.trace.candidates
 
 
 @dataclass

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.metrics.intervals import Estimate, resampled
+from bottega.evaluation.metrics.metric import Estimate, resampled
 from bottega.evaluation.outcomes import Method, ScoredAnswer
 from bottega.evaluation.runs.runner import evaluate
 

@@ -15,8 +15,7 @@ from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.methods import votes
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer, pipeline_method
-from bottega.evaluation.runs.run_store import AnswerStore
-from bottega.evaluation.runs.runner import RunState, evaluate
+from bottega.evaluation.runs.runner import AnswerStore, RunState, evaluate
 from bottega.evaluation.streams.growing_cache import StreamResult
 from bottega.evaluation.streams.stream_plan import UNLIMITED, Curve, RouterName, Start, Stream
 from bottega.knowledge import KnowledgeBase

@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from bottega._util.settings import FilePath, TextList
 from bottega.naming import REMOTE
-from bottega.recipes.limited_search import SECONDS
+from bottega.recipes.rcts import SECONDS
 
 Prices = Annotated[tuple[NonNegativeFloat, ...], Field(strict=False)]
 

@@ -64,7 +64,7 @@ from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.pipeline import run
 from bottega.protocols import turns_only
-from bottega.recipes.limited_search import SearchError
+from bottega.recipes.rcts import SearchError
 from bottega.types import Candidate, Prompt, Query
 
 log = logging.getLogger(__name__)

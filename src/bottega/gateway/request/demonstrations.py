@@ -21,7 +21,7 @@ from bottega.image import Image
 from bottega.openai_api.fields import DataUrl, messages_json, sampling_fields
 from bottega.openai_api.request import Body, parse_request
 from bottega.protocols import turns_only
-from bottega.recipes.limited_search import FETCH, SearchLimits
+from bottega.recipes.rcts import FETCH, SearchLimits
 from bottega.types import Candidate, Prompt, Query, Reply, Sampling
 
 SendCall = Callable[[ChatJob, UpstreamCall], Awaitable[ChatResult]]

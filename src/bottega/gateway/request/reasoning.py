@@ -17,7 +17,7 @@ from bottega.openai_api.request import LIMIT_FIELDS, Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import count_tokens, from_chunks, to_chunks
 from bottega.parsing import find_stated_answers, rationale_before, strip_thinking
-from bottega.parsing.replies import WORDS
+from bottega.parsing.answers import WORDS
 from bottega.prompting.turns import ASK_REASONING
 from bottega.types import Answer, Completion
 

@@ -365,7 +365,7 @@ def _unsupported(name: str) -> PromptRejectedError:
 
 
 class TimedUpstream:
-    """A stream's time is that until its first event."""
+    """Upstream that measures the seconds of replies, of a stream those up to its first event."""
 
     def __init__(self, upstream: Upstream, seconds: Histogram) -> None:
         self._upstream, self._seconds = upstream, seconds

@@ -23,7 +23,7 @@ from bottega.openai_api.request import Body
 from bottega.pipeline import Pipeline
 from bottega.prompting import CachePrompter, ReasoningPrompter
 from bottega.protocols import Generator, Pricer, Tier, turns_only
-from bottega.recipes.limited_search import SearchLimits
+from bottega.recipes.rcts import SearchLimits
 from bottega.recording import PriceTable, TokenPrice
 from bottega.types import Sampling, Usage
 

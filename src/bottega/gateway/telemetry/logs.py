@@ -40,7 +40,7 @@ from bottega.gateway.accounting.row_types import Entry
 from bottega.gateway.errors import MisconfiguredError
 from bottega.openai_api.client import PausedError
 from bottega.openai_api.endpoint import redactor
-from bottega.recipes.limited_search import SearchError
+from bottega.recipes.rcts import SearchError
 
 Scrub = Callable[[str], str]
 

@@ -13,8 +13,7 @@ import numpy as np
 from PIL import Image as Pillow
 
 from bottega._util.caching import LRUCache
-from bottega._util.drawings import LEAST_SIDE, drawing_views
-from bottega._util.photographs import is_photograph
+from bottega._util.drawings import LEAST_SIDE, drawing_views, is_photograph
 from bottega.bundled import (
     CLASS_FEATURES,
     PHOTO_FEATURES,
@@ -210,7 +209,7 @@ class TowerTokenEmbedder:
 
     On `attributes`, with 8 of 500 labelled, it finds more right answers than the two vectors of
     `DualEmbedder`, because other words cannot outweigh the requested attribute; the cells make it
-    worse (docs/log.md). Five tokens do not test late interaction itself.
+    worse (benchmarks/log). Five tokens do not test late interaction itself.
     """
 
     def __init__(self, images: TowerEmbedder, words: TokenEmbedder, *, cells: bool = False) -> None:

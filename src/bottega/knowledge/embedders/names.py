@@ -34,7 +34,8 @@ PIXELS = "pixels"
 # First parts of a joined embedder; the second one is `pixels`.
 JOINABLE = (PHOTOS, PHOTOS_LITE2, BUNDLED)
 PHOTOS_AND_PIXELS = f"{PHOTOS}+{PIXELS}"
-WEIGHT = 0.3  # default weight of the pixels; accuracies at 0 to 0.4 differ by < 1 % (docs/log.md)
+# Default weight of the pixels; accuracies at 0 to 0.4 differ by < 1 % (benchmarks/log).
+WEIGHT = 0.3
 JOINED_FINGERPRINT = r"joined (\S+) \((.+)\) \((.+)\)"
 # Fingerprints identify the packaged embedders without loading them.
 PACKAGED = {

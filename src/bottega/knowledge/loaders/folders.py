@@ -297,11 +297,6 @@ def find_splits(folder: Path) -> dict[str, list[str]]:
         return splits_below(archive.root, archive.subfolders)
 
 
-def has_splits(folder: str | Path) -> bool:
-    """Return whether the subfolders are splits, such as train and val, instead of classes."""
-    return bool(find_splits(Path(folder)))
-
-
 @contextmanager
 def _scanned(folder: Path, split: str | None) -> Iterator[FolderScan]:
     if is_archive(folder):

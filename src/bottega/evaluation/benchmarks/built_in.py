@@ -1,17 +1,26 @@
-"""Tiles of scikit-learn's two photographs as a benchmark: photographs without a download."""
+"""Benchmarks without files: synthetic tasks, which need torch, and tiles of two photographs of
+scikit-learn."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image as Pillow
 
-from bottega.errors import LoadError
+from bottega.errors import LoadError, needs_extra
 from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
 from bottega.evaluation.benchmarks.source import Source, read_options
+from bottega.evaluation.methods.controls import Corruption
 from bottega.image import Image
 from bottega.types import IMAGE_QUESTION, Example, Query
+
+if TYPE_CHECKING:
+    from bottega.tasks.task import TaskData
+
+SYNTHETIC = ("glyphs", "attributes", "rules", "facts", "codes", "contradictions")
 
 SIDE = 32  # of a tile, in pixels
 PER_CLASS = 12  # tiles of a class in the knowledge base, and as many items
@@ -29,6 +38,45 @@ AREAS: dict[str, tuple[str, tuple[Box, ...], tuple[Box, ...]]] = {
     "petals": ("flower", ((192, 128, 304, 320),), ((304, 128, 416, 320),)),
     "leaves": ("flower", ((0, 96, 96, 320),), ((512, 0, 640, 320),)),
 }
+
+
+def synthetic(source: Source) -> Benchmark:
+    """Generate a task with options such as `ways=5,shots=5`. Raises `SettingError`."""
+    make = _maker(source.kind)
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(make)}
+    task: TaskData = make(**read_options(source.kind, source.options, defaults)).generate(
+        source.seed
+    )
+    return Benchmark(
+        source.spec,
+        task.knowledge,
+        task.items,
+        task.labels,
+        episode_of=task.episode_of,
+        passage_scores=task.passage_scores,
+    )
+
+
+def task_corruption(spec: str) -> Corruption | None:
+    """Return a task's own corruption, where another label alone would be inconsistent."""
+    if spec.partition(":")[0] != "rules":
+        return None
+    with needs_extra("local"):
+        from bottega.tasks.rules import misapply_rule
+
+        return misapply_rule
+
+
+def _maker(kind: str) -> Any:
+    with needs_extra("local"):
+        from bottega.tasks.attributes import AttributeTask
+        from bottega.tasks.codes import CodeTask
+        from bottega.tasks.contradictions import ContradictionTask
+        from bottega.tasks.glyphs import FactTask, GlyphTask
+        from bottega.tasks.rules import RuleTask
+
+        makers = (GlyphTask, AttributeTask, RuleTask, FactTask, CodeTask, ContradictionTask)
+        return dict(zip(SYNTHETIC, makers, strict=True))[kind]
 
 
 def tiles(source: Source) -> Benchmark:
