@@ -64,13 +64,13 @@ TARGETS = (
     ),
     # Knowledge base.
     Target(
-        "knowledge/sqlite/database knowledge/sqlite/rows knowledge/records knowledge/batch",
+        "knowledge/sqlite/rows knowledge/sqlite/writes knowledge/records knowledge/batch",
         "knowledge/test_rows knowledge/test_base knowledge/test_replace knowledge/test_add"
         " knowledge/test_annotate knowledge/test_eviction knowledge/test_listing"
         " knowledge/test_verification knowledge/test_model knowledge/test_choices",
     ),
     Target(
-        "knowledge/search knowledge/index/vector_index knowledge/index/index_follower",
+        "knowledge/search knowledge/sqlite/search knowledge/index/vector_index",
         "knowledge/test_search_errors knowledge/test_index knowledge/test_index_updates"
         " knowledge/test_views knowledge/test_pruning knowledge/test_annotate"
         " knowledge/test_index_files knowledge/test_hnsw knowledge/test_filters"
@@ -81,7 +81,7 @@ TARGETS = (
         "knowledge/test_eviction knowledge/test_base knowledge/test_pruning",
     ),
     Target(
-        "knowledge/filters",
+        "knowledge/filters knowledge/sqlite/filters",
         "knowledge/test_filters knowledge/test_listing knowledge/test_stored_texts",
     ),
     Target("knowledge/transfer", "knowledge/test_export_import"),

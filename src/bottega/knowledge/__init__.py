@@ -1,6 +1,7 @@
 """Knowledge bases: storage, search and loading of examples."""
 
-from bottega.knowledge.base import AddResult, KnowledgeBase
+from bottega.knowledge.base import KnowledgeBase
+from bottega.knowledge.batch import AddResult
 from bottega.knowledge.embedders.bundled_tower import (
     TokenEmbedder,
     TowerEmbedder,
@@ -26,15 +27,11 @@ from bottega.knowledge.filters import And, Contains, Eq, Filter, In, Range
 from bottega.knowledge.late_interaction.token_index import LateInteractionIndex
 from bottega.knowledge.late_interaction.token_search import SearchEffort
 from bottega.knowledge.loaders.delimited import load_manyicl, load_table
-from bottega.knowledge.loaders.folders import (
-    has_splits,
-    load_digits,
-    load_image_folder,
-)
+from bottega.knowledge.loaders.folders import has_splits, load_digits, load_image_folder
 from bottega.knowledge.loaders.jsonl import load_jsonl, read_jsonl
 from bottega.knowledge.loaders.tables import load_hugging_face
-from bottega.knowledge.reader import Stats
 from bottega.knowledge.records import View
+from bottega.knowledge.stats import Stats
 from bottega.knowledge.verification import Problem, VerificationReport
 
 __all__ = [

@@ -21,11 +21,11 @@ from bottega.knowledge.copy_store import (
     LogEntry,
     RowDigests,
     StoredRow,
-    check_finished,
     row_batches,
 )
 from bottega.knowledge.records import StoredView
 from bottega.knowledge.sqlite.copy import FileSource, FileTarget
+from bottega.knowledge.stores import check_finished
 
 LOG_PAGE = 4096
 MAX_NAMED = 3

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from bottega._util.identity import json_digest
+from bottega._util.identity import json_digest, question_digest
 from bottega.errors import StoreError
-from bottega.knowledge.records import RowMetadata, StoredView, find_damage
+from bottega.knowledge.records import (
+    COLUMNS,
+    NO_NUMBERS,
+    RowMetadata,
+    StoredView,
+    find_damage,
+    is_numeric,
+    to_row,
+)
 from bottega.knowledge.stores import RowStore
-from bottega.knowledge.transfer import NO_NUMBERS, is_numeric
 from bottega.protocols import Vectors
 from bottega.types import Example
 
-# Name of the note that marks an incomplete target. Its value is the source.
-UNFINISHED = "unfinished copy of"
+ALL_COLUMNS = ("key", *COLUMNS, "namespace", "question_digest")
+
 END = 2**62  # above all keys and change numbers
 BATCH_ROWS = 256
 BATCH_BYTES = 32_000_000
@@ -151,19 +158,6 @@ class CopyTarget(CopySource, Protocol):
         ...
 
 
-def check_finished(rows: RowStore) -> None:
-    """Raise `StoreError` if the store is an unfinished copy."""
-    if (source := rows.note(UNFINISHED)) is not None:
-        raise unfinished_error(rows.name, source)
-
-
-def unfinished_error(name: str, source: str) -> StoreError:
-    return StoreError(
-        f"{name} is an unfinished copy of {source}",
-        hint="repeat bottega migrate FROM TO with the same arguments until it finishes",
-    )
-
-
 def row_batches(
     store: CopySource, views: Sequence[StoredView], after: int = 0, last: int = END
 ) -> Iterator[tuple[int, list[StoredRow]]]:
@@ -196,3 +190,48 @@ def _limited(headers: list[RowHeader]) -> list[RowHeader]:
         if count and total > BATCH_BYTES:
             return headers[:count]
     return headers
+
+
+def unfinished_views(views: Iterable[tuple[str, str, int]]) -> list[str]:
+    return [
+        f"vectors of an unfinished reindex of the view {name!r} with {fingerprint} ({count})"
+        for name, fingerprint, count in views
+    ]
+
+
+def other_source_error(target: str, stored: str, given: str, remedy: str) -> StoreError:
+    return StoreError(
+        f"{target} contains an unfinished copy of {stored}, not of {given}",
+        hint=f"set FROM to {stored}, or set another TO, or {remedy}",
+    )
+
+
+def example_values(row: StoredRow) -> tuple[object, ...]:
+    """Return the values of `key`, `COLUMNS`, `namespace` and `question_digest`."""
+    *fields, _ = to_row(row.example)  # `to_row` sets `created` to the present time
+    digest = question_digest(row.example)
+    return (row.key, *fields, float(row.metadata.created), row.namespace, digest)
+
+
+def image_values(rows: Sequence[StoredRow]) -> list[tuple[object, ...]]:
+    """Return hash, media type, width, height and bytes of each image once, by hash."""
+    images = {image.sha256: image for row in rows for image in row.example.query.images}
+    return [
+        (one.sha256, one.media_type, one.width, one.height, one.data)
+        for _, one in sorted(images.items())
+    ]
+
+
+def shown_values(rows: Sequence[StoredRow]) -> list[tuple[object, ...]]:
+    return [
+        (row.key, position, image.sha256, image.source)
+        for row in rows
+        for position, image in enumerate(row.example.query.images)
+    ]
+
+
+def use_values(rows: Sequence[StoredRow]) -> list[tuple[object, ...]]:
+    uses = [(row.key, row.metadata) for row in rows]
+    return [
+        (key, use.uses, use.last_used, float(use.saved_usd), bool(use.pinned)) for key, use in uses
+    ]

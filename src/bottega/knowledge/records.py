@@ -6,7 +6,7 @@ import hashlib
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,10 +14,19 @@ import numpy as np
 import orjson
 
 from bottega._util.identity import identity
-from bottega.errors import EmbedderMismatchError, EmbeddingError, SettingError, StoreError
+from bottega.errors import (
+    EmbedderMismatchError,
+    EmbeddingError,
+    NotFoundError,
+    SettingError,
+    StoreError,
+)
 from bottega.image import Image
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Example, Query
+
+MAX_NUMBER = 2**62
+NO_NUMBERS = "its metadata must be numbers"
 
 ColumnValue = str | int | float | bytes | None
 COLUMNS = (
@@ -353,3 +362,25 @@ def embed_checked(embed: Embedder, queries: Sequence[Query], what: str) -> Vecto
             hint="check the weights; half precision may overflow",
         )
     return vectors
+
+
+def check_known(ids: Collection[str], known: Collection[str]) -> None:
+    """Raise `NotFoundError` for an id that is not known."""
+    if unknown := set(ids).difference(known):
+        raise unknown_id_error(min(unknown))
+
+
+def unknown_id_error(id: str) -> NotFoundError:
+    return NotFoundError(f"no example has the id {id!r}", hint="bottega ls shows the ids")
+
+
+def dropped_view_error() -> StoreError:
+    return StoreError(
+        "another process started to reindex this view with another embedder",
+        hint="let one run finish, then reindex again if needed",
+    )
+
+
+def is_numeric(metadata: RowMetadata) -> bool:
+    numbers = [metadata.created, metadata.uses, metadata.last_used or 0, metadata.saved_usd]
+    return all(isinstance(number, int | float) and abs(number) < MAX_NUMBER for number in numbers)

@@ -15,20 +15,9 @@ from typing import TYPE_CHECKING, Self
 
 import orjson
 
-from bottega.errors import (
-    BottegaError,
-    ImageError,
-    LoadError,
-    OnRowError,
-    needs_extra,
-)
+from bottega.errors import BottegaError, ImageError, LoadError, OnRowError, needs_extra
 from bottega.image import Image, path_text
-from bottega.knowledge.loaders.folders import (
-    existing_name,
-    join_labels,
-    label_text,
-    open_within,
-)
+from bottega.knowledge.loaders.folders import existing_name, join_labels, label_text, open_within
 from bottega.knowledge.loaders.jsonl import Row, parse_rows
 from bottega.types import IMAGE_QUESTION, Example, Query
 

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bottega.errors import StoreError
-from bottega.knowledge.copy_store import UNFINISHED, LogEntry, RowHeader, StoredRow
-from bottega.knowledge.postgres.rows import PostgresRows
-from bottega.knowledge.postgres.schema import vectors_table
-from bottega.knowledge.postgres.view_rows import create_view
-from bottega.knowledge.records import StoredView
-from bottega.knowledge.sqlite.copy import (
+from bottega.knowledge.copy_store import (
     ALL_COLUMNS,
+    LogEntry,
+    RowHeader,
+    StoredRow,
     example_values,
     image_values,
     other_source_error,
@@ -20,6 +18,11 @@ from bottega.knowledge.sqlite.copy import (
     unfinished_views,
     use_values,
 )
+from bottega.knowledge.postgres.rows import PostgresRows
+from bottega.knowledge.postgres.schema import vectors_table
+from bottega.knowledge.postgres.writes import create_view
+from bottega.knowledge.records import StoredView
+from bottega.knowledge.stores import UNFINISHED
 
 if TYPE_CHECKING:
     from asyncpg import Connection

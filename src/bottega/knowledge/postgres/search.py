@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from threading import Lock, Thread
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from bottega._util.postgres import PostgresPool
 from bottega.errors import BottegaError, SettingError, StoreError
 from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.knowledge.postgres.filters import Parameters, to_condition
-from bottega.knowledge.postgres.rows import PostgresRows
 from bottega.knowledge.postgres.schema import vectors_table
 from bottega.knowledge.records import SearchHit, StoredView, View, Views
 from bottega.knowledge.search import (
@@ -29,9 +28,13 @@ from bottega.knowledge.stores import SearchScope
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Query
 
+if TYPE_CHECKING:
+    from bottega.knowledge.postgres.rows import PostgresRows
+
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+HNSW_ABOVE = 2_500  # where comparing all rows takes as long as searching the index
 OPERATORS: dict[VectorMetric, tuple[str, str]] = {
     "cosine": ("<=>", "halfvec_cosine_ops"),
     "l2": ("<->", "halfvec_l2_ops"),

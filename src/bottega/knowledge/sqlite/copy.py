@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bottega._util.durable_files import os_errors
-from bottega._util.identity import question_digest
 from bottega.errors import StoreBusyError, StoreError
 from bottega.image import path_text
-from bottega.knowledge.copy_store import UNFINISHED, LogEntry, RowHeader, StoredRow
-from bottega.knowledge.records import COLUMNS, StoredView, to_row
-from bottega.knowledge.sqlite.database import LOST_PREFIX, blob_and_checksum
+from bottega.knowledge.copy_store import (
+    ALL_COLUMNS,
+    LogEntry,
+    RowHeader,
+    StoredRow,
+    example_values,
+    image_values,
+    other_source_error,
+    shown_values,
+    unfinished_views,
+    use_values,
+)
+from bottega.knowledge.records import StoredView
 from bottega.knowledge.sqlite.rows import SqliteRows
+from bottega.knowledge.sqlite.writes import LOST_PREFIX, blob_and_checksum
+from bottega.knowledge.stores import UNFINISHED
 
-ALL_COLUMNS = ("key", *COLUMNS, "namespace", "question_digest")
 COPIED = "copied from"
 PART = ".part"
 UNUSED = (
@@ -196,48 +206,3 @@ class FileTarget(FileSource):
         with os_errors(self._final.parent):
             self.check_new(self._final)
             Path(self.path).rename(self._final)
-
-
-def unfinished_views(views: Iterable[tuple[str, str, int]]) -> list[str]:
-    return [
-        f"vectors of an unfinished reindex of the view {name!r} with {fingerprint} ({count})"
-        for name, fingerprint, count in views
-    ]
-
-
-def other_source_error(target: str, stored: str, given: str, remedy: str) -> StoreError:
-    return StoreError(
-        f"{target} contains an unfinished copy of {stored}, not of {given}",
-        hint=f"set FROM to {stored}, or set another TO, or {remedy}",
-    )
-
-
-def example_values(row: StoredRow) -> tuple[object, ...]:
-    """Return the values of `key`, `COLUMNS`, `namespace` and `question_digest`."""
-    *fields, _ = to_row(row.example)  # `to_row` sets `created` to the present time
-    digest = question_digest(row.example)
-    return (row.key, *fields, float(row.metadata.created), row.namespace, digest)
-
-
-def image_values(rows: Sequence[StoredRow]) -> list[tuple[object, ...]]:
-    """Return hash, media type, width, height and bytes of each image once, by hash."""
-    images = {image.sha256: image for row in rows for image in row.example.query.images}
-    return [
-        (one.sha256, one.media_type, one.width, one.height, one.data)
-        for _, one in sorted(images.items())
-    ]
-
-
-def shown_values(rows: Sequence[StoredRow]) -> list[tuple[object, ...]]:
-    return [
-        (row.key, position, image.sha256, image.source)
-        for row in rows
-        for position, image in enumerate(row.example.query.images)
-    ]
-
-
-def use_values(rows: Sequence[StoredRow]) -> list[tuple[object, ...]]:
-    uses = [(row.key, row.metadata) for row in rows]
-    return [
-        (key, use.uses, use.last_used, float(use.saved_usd), bool(use.pinned)) for key, use in uses
-    ]
