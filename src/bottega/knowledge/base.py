@@ -15,14 +15,7 @@ from bottega._util.executor import batched
 from bottega._util.identity import Exclude, identity
 from bottega._util.postgres import postgres_url
 from bottega._util.progress import Progress, Stages, Step, no_stages, showing_progress, size_of
-from bottega.errors import (
-    EmptyKnowledgeBaseError,
-    LogPrunedError,
-    OnError,
-    SettingError,
-    StoreError,
-    error_handler,
-)
+from bottega.errors import LogPrunedError, OnError, SettingError, StoreError, error_handler
 from bottega.image import Image, path_text
 from bottega.knowledge.batch import (
     AddResult,
@@ -45,7 +38,7 @@ from bottega.knowledge.records import (
     to_json,
     unknown_id_error,
 )
-from bottega.knowledge.search import ATTEMPTS, chosen_view
+from bottega.knowledge.search import ATTEMPTS
 from bottega.knowledge.stats import Stats, render_stats, stats_of
 from bottega.knowledge.stores import RowStore, SearchScope, check_finished, full_id, full_ids
 from bottega.knowledge.transfer import count_exported, export, read_export
@@ -506,11 +499,8 @@ class KnowledgeBase:
     def image_vectors(self, sha256s: Collection[str], by: str | None = None) -> dict[str, Vectors]:
         """Return the stored vectors of examples with exactly one image, by its sha256."""
         self._check_embeds()
-        try:
-            view, _ = chosen_view(self._views, self._rows.views(), by, self._rows)
-        except EmptyKnowledgeBaseError:
-            return {}
-        return self._rows.vectors_of_images(sha256s, view.number)
+        view, _ = self._views.choose(self._rows.views(), by)
+        return {} if view is None else self._rows.vectors_of_images(sha256s, view.number)
 
     def embedder(self, by: str | None = None) -> Embedder:
         """Return the embedder of a view, by default the first one."""

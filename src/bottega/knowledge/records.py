@@ -279,6 +279,19 @@ class Views:
             check_views(stored, {name: view.embed.fingerprint for name, view in named.items()})
         return named
 
+    def choose(
+        self, stored: Mapping[str, StoredView], by: str | None
+    ) -> tuple[StoredView | None, View]:
+        """Return the stored view `by`, by default the first one, and its embedder. The former is
+        None before the first example is added."""
+        given = self.resolve(stored)
+        name = next(iter(given)) if by is None else by
+        if name not in given:
+            raise SettingError(
+                f"view {name!r} does not exist", hint=f"search by one of {', '.join(given)}"
+            )
+        return stored.get(name), given[name]
+
     def replace(self, name: str, view: View, stored: Mapping[str, StoredView]) -> None:
         """Use another embedder for this view, if the handle has the view."""
         if self._bare is not None:

@@ -1,23 +1,21 @@
-"""Search of a knowledge base: embedding, filters, exclusion and indexes."""
+"""Parts that the searches of all stores share."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from threading import Lock
 
 import numpy as np
 
-from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError
+from bottega.errors import EmptyKnowledgeBaseError, NotFoundError
 from bottega.image import KEEP_DECODED_UP_TO
-from bottega.knowledge.records import StoredView, View, Views
+from bottega.knowledge.records import StoredView
 from bottega.knowledge.stores import RowStore
 from bottega.protocols import Vectors
 from bottega.types import Example
 
 MAX_DELETED = 1000
 ATTEMPTS = 3
-
-
 MAX_CACHE_BYTES = 64 << 20
 BYTES_BESIDE_IMAGES = 2048
 # An image may cache its pixels and its base64 text beside its bytes.
@@ -25,42 +23,33 @@ BYTES_PER_PIXEL = 3
 COPIES_OF_BYTES = 3
 
 
-class ExampleCache:
-    """Bounded cache of examples by key. A key always denotes the same content, so no entry can be
-    stale."""
+class ExampleCache(dict[int, Example]):
+    """Bounded examples by key. A key always denotes the same content, so no entry can be stale.
+    Searches read it without a lock or a recency update."""
 
     def __init__(self, max_bytes: int = MAX_CACHE_BYTES) -> None:
+        super().__init__()
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._examples: dict[int, Example] = {}
         self._lock = Lock()
-
-    def among(self, keys: Collection[int]) -> dict[int, Example]:
-        # Without the lock or a recency update: every search runs this.
-        get = self._examples.get
-        return {key: example for key in keys if (example := get(key)) is not None}
-
-    def __len__(self) -> int:
-        return len(self._examples)
 
     def keep(self, examples: Mapping[int, Example], limit: int) -> None:
         """Add examples; beyond `limit` entries, clear the cache first, because most entries were
         deleted."""
         with self._lock:
-            if len(self._examples) + len(examples) > limit:
-                self._examples.clear()
+            if len(self) + len(examples) > limit:
+                super().clear()
                 self._bytes = 0
             for key, example in examples.items():
-                if key not in self._examples:
-                    self._examples[key] = example
+                if key not in self:
+                    self[key] = example
                     self._bytes += _size(example)
             while self._bytes > self._max_bytes:
-                oldest = next(iter(self._examples))
-                self._bytes -= _size(self._examples.pop(oldest))
+                self._bytes -= _size(self.pop(next(iter(self))))
 
     def clear(self) -> None:
         with self._lock:
-            self._examples.clear()
+            super().clear()
             self._bytes = 0
 
 
@@ -71,21 +60,6 @@ def _size(example: Example) -> int:
         size += COPIES_OF_BYTES * len(image.data)
         size += BYTES_PER_PIXEL * pixels if pixels <= KEEP_DECODED_UP_TO else 0
     return size
-
-
-def chosen_view(
-    views: Views, stored: Mapping[str, StoredView], by: str | None, rows: RowStore
-) -> tuple[StoredView, View]:
-    """Return the stored view `by`, by default the first one, and its embedder."""
-    given = views.resolve(stored)
-    name = next(iter(given)) if by is None else by
-    if name not in given:
-        raise SettingError(
-            f"view {name!r} does not exist", hint=f"search by one of {', '.join(given)}"
-        )
-    if name not in stored:
-        raise empty_error(rows)
-    return stored[name], given[name]
 
 
 def stacked(vectors: Sequence[tuple[str, Vectors | None]], view: StoredView) -> Vectors:

@@ -16,14 +16,7 @@ from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.knowledge.postgres.filters import Parameters, to_condition
 from bottega.knowledge.postgres.schema import vectors_table
 from bottega.knowledge.records import SearchHit, StoredView, View, Views
-from bottega.knowledge.search import (
-    ATTEMPTS,
-    MAX_DELETED,
-    ExampleCache,
-    chosen_view,
-    empty_error,
-    stacked,
-)
+from bottega.knowledge.search import ATTEMPTS, MAX_DELETED, ExampleCache, empty_error, stacked
 from bottega.knowledge.stores import SearchScope
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Query
@@ -70,9 +63,10 @@ class PostgresSearch:
     def view(self, by: str | None) -> tuple[StoredView, View]:
         """Return the stored view of that name, by default the first one, and its embedder. Raises
         `SettingError` for an unknown name."""
-        return self._with_current_views(
-            lambda: chosen_view(self._views, self._stored, by, self._rows)
-        )
+        stored, given = self._with_current_views(lambda: self._views.choose(self._stored, by))
+        if stored is None:
+            raise empty_error(self._rows)
+        return stored, given
 
     def views(self) -> dict[str, View]:
         if self._views.has_optional:  # a writer must embed those that exist now
@@ -253,7 +247,8 @@ class PostgresSearch:
     def _candidates(self, found: list[list[SearchHit]]) -> list[list[Candidate]] | None:
         """Return the candidates of the hits, or None if another process has deleted one."""
         wanted = {hit.key for hits in found for hit in hits}
-        examples = self._recent.among(wanted)
+        get = self._recent.get
+        examples = {key: example for key in wanted if (example := get(key)) is not None}
         if missing := wanted - examples.keys():
             fetched = self._rows.by_keys(missing)
             if len(fetched) < len(missing):

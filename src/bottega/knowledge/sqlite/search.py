@@ -27,7 +27,7 @@ from bottega.knowledge.index.index_files import (
 )
 from bottega.knowledge.index.vector_index import FaissIndex, FlatIndex, Keys, VectorMetric
 from bottega.knowledge.records import SearchHit, StoredView, View, Views
-from bottega.knowledge.search import MAX_DELETED, ExampleCache, chosen_view, empty_error, stacked
+from bottega.knowledge.search import MAX_DELETED, ExampleCache, empty_error, stacked
 from bottega.knowledge.stores import SearchScope
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Query
@@ -76,8 +76,10 @@ class FileSearch:
     def view(self, by: str | None) -> tuple[StoredView, View]:
         """Return the stored view of that name, by default the first one, and its embedder. Raises
         `SettingError` for an unknown name."""
-        stored = self._rows.views()
-        return chosen_view(self._views, stored, by, self._rows)
+        stored, given = self._views.choose(self._rows.views(), by)
+        if stored is None:
+            raise empty_error(self._rows)
+        return stored, given
 
     def views(self) -> dict[str, View]:
         return self._views.resolve(self._rows.views())
@@ -207,7 +209,8 @@ class FileSearch:
         """Return the candidates of the hits, or None if another process has deleted one since the
         search."""
         wanted = {hit.key for found in hits for hit in found}
-        examples = self._recent.among(wanted)
+        get = self._recent.get
+        examples = {key: example for key in wanted if (example := get(key)) is not None}
         if missing := wanted - examples.keys():
             fetched = self._rows.by_keys(missing)
             # Keys are never reused, so a missing row has been deleted.
