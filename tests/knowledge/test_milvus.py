@@ -12,9 +12,8 @@ from bottega.errors import MissingDependencyError, SettingError, StoreUnavailabl
 from bottega.knowledge import Eq, KnowledgeBase
 from bottega.knowledge.milvus import search
 from bottega.knowledge.milvus.collection import Consistency, StoredVector
-from bottega.knowledge.milvus.database import MilvusDatabase, NotLoadedError
+from bottega.knowledge.milvus.database import MilvusDatabase, MilvusUrl, NotLoadedError
 from bottega.knowledge.milvus.search import MilvusSearch
-from bottega.knowledge.milvus.url import MilvusUrl
 from bottega.knowledge.records import SearchHit
 from bottega.protocols import Vectors
 from bottega.types import Query

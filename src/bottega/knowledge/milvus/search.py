@@ -11,8 +11,7 @@ from threading import Lock, Thread
 
 from bottega.errors import BottegaError
 from bottega.knowledge.index.vector_index import VectorMetric
-from bottega.knowledge.milvus.collection import Consistency, MilvusCollection
-from bottega.knowledge.milvus.copying import VectorCopy
+from bottega.knowledge.milvus.collection import Consistency, MilvusCollection, VectorCopy
 from bottega.knowledge.milvus.database import MilvusDatabase, NotLoadedError
 from bottega.knowledge.postgres.filters import Parameters
 from bottega.knowledge.postgres.rows import PostgresRows
