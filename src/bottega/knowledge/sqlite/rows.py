@@ -134,6 +134,11 @@ class SqliteRows:
         ):
             yield connection
 
+    def checkpoint(self) -> bool:
+        """Move the write-ahead log into the file; return whether another process prevents it."""
+        with self._writing, KNOWLEDGE_BASE.translated(self.name):
+            return bool(self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+
     @contextmanager
     def decoding(self) -> Iterator[None]:
         """Translate errors while values are built from rows."""
