@@ -152,7 +152,10 @@ TARGETS = (
     ),
     Target("ui/*", "ui/test_*"),
     # Other stores and streams.
-    Target("knowledge/postgres/copy", "knowledge/test_base_copy"),
+    Target(
+        "knowledge/base_copy knowledge/copy_store knowledge/sqlite/copy knowledge/postgres/copy",
+        "knowledge/test_base_copy",
+    ),
     Target("knowledge/postgres/*", "knowledge/test_postgres_* knowledge/test_store_model"),
     Target("evaluation/streams/*", "evaluation/test_stream* cli/test_stream"),
     Target(
