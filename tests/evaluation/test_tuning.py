@@ -15,7 +15,7 @@ from bottega.evaluation.methods.retriever_factory import CachingEmbedder
 from bottega.evaluation.methods.tuning import Setting, Trial, select
 from bottega.image import Image
 from bottega.knowledge import JoinedEmbedder, PixelEmbedder, TowerEmbedder
-from bottega.knowledge.embedders.joined import tower_of
+from bottega.knowledge.embedders.composite import tower_of
 from bottega.knowledge.embedders.names import open_embedder
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Answer, Example, Query

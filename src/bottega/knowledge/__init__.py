@@ -7,14 +7,10 @@ from bottega.knowledge.embedders.bundled_tower import (
     TowerEmbedder,
     TowerTokenEmbedder,
 )
+from bottega.knowledge.embedders.composite import DualEmbedder, JoinedEmbedder
 from bottega.knowledge.embedders.flmr import FlmrEmbedder
-from bottega.knowledge.embedders.joined import JoinedEmbedder
 from bottega.knowledge.embedders.pixel_embedder import PixelEmbedder
-from bottega.knowledge.embedders.sentence import (
-    DualEmbedder,
-    MultiVectorEncoderEmbedder,
-    SentenceEmbedder,
-)
+from bottega.knowledge.embedders.sentence import MultiVectorEncoderEmbedder, SentenceEmbedder
 from bottega.knowledge.eviction import (
     Eviction,
     FirstInFirstOutEviction,

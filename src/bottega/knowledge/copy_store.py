@@ -26,7 +26,7 @@ from bottega.types import Example
 
 ALL_COLUMNS = ("key", *COLUMNS, "namespace", "question_digest")
 
-Statement = tuple[str, Sequence[Sequence[Any]]]  # and its values, one list per run
+RunStatement = tuple[str, Sequence[Sequence[Any]]]  # and its values, one list per run
 ALL_VIEWS = "SELECT number, name, fingerprint, dimension FROM kb_views"
 LOG_PAGE = 4096
 END = 2**62  # above all keys and change numbers
@@ -124,7 +124,7 @@ class CopyStore(ABC):
     def read(self, statement: str, *values: Any) -> list[tuple[Any, ...]]: ...
 
     @abstractmethod
-    def write(self, statements: Iterable[Statement]) -> None:
+    def write(self, statements: Iterable[RunStatement]) -> None:
         """Run each statement with each of its values, all in one transaction."""
 
     @abstractmethod
@@ -136,10 +136,10 @@ class CopyStore(ABC):
     def pruned_by_namespace(self) -> dict[str, int]: ...
 
     @abstractmethod
-    def write_pruned(self, pruned: Mapping[str, int]) -> list[Statement]: ...
+    def write_pruned(self, pruned: Mapping[str, int]) -> list[RunStatement]: ...
 
     @abstractmethod
-    def insert_vectors(self, view: StoredView, rows: Sequence[StoredRow]) -> Statement: ...
+    def insert_vectors(self, view: StoredView, rows: Sequence[StoredRow]) -> RunStatement: ...
 
     def headers(self, after: int, last: int, limit: int) -> list[RowHeader]:
         """Return the next rows with keys above `after` up to `last`, ascending."""

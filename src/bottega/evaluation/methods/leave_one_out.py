@@ -15,7 +15,7 @@ from bottega.evaluation.methods.logistic import LabelledVectors, LogisticClassif
 from bottega.evaluation.methods.retriever_factory import CachingEmbedder
 from bottega.evaluation.methods.votes import knn
 from bottega.knowledge import JoinedEmbedder, KnowledgeBase, PixelEmbedder, View
-from bottega.knowledge.embedders.joined import uncached
+from bottega.knowledge.embedders.composite import uncached
 from bottega.knowledge.embedders.names import PIXELS, joined_parts
 from bottega.knowledge.records import unit
 from bottega.protocols import Embedder, Generator
