@@ -25,8 +25,8 @@ from bottega.protocols import Vectors
 from bottega.types import Example
 
 ALL_COLUMNS = ("key", *COLUMNS, "namespace", "question_digest")
-
-RunStatement = tuple[str, Sequence[Sequence[Any]]]  # and its values, one list per run
+# Statement and its values, one list per run.
+RepeatedStatement = tuple[str, Sequence[Sequence[Any]]]
 ALL_VIEWS = "SELECT number, name, fingerprint, dimension FROM kb_views"
 LOG_PAGE = 4096
 END = 2**62  # above all keys and change numbers
@@ -124,7 +124,7 @@ class CopyStore(ABC):
     def read(self, statement: str, *values: Any) -> list[tuple[Any, ...]]: ...
 
     @abstractmethod
-    def write(self, statements: Iterable[RunStatement]) -> None:
+    def write(self, statements: Iterable[RepeatedStatement]) -> None:
         """Run each statement with each of its values, all in one transaction."""
 
     @abstractmethod
@@ -136,10 +136,10 @@ class CopyStore(ABC):
     def pruned_by_namespace(self) -> dict[str, int]: ...
 
     @abstractmethod
-    def write_pruned(self, pruned: Mapping[str, int]) -> list[RunStatement]: ...
+    def write_pruned(self, pruned: Mapping[str, int]) -> list[RepeatedStatement]: ...
 
     @abstractmethod
-    def insert_vectors(self, view: StoredView, rows: Sequence[StoredRow]) -> RunStatement: ...
+    def insert_vectors(self, view: StoredView, rows: Sequence[StoredRow]) -> RepeatedStatement: ...
 
     def headers(self, after: int, last: int, limit: int) -> list[RowHeader]:
         """Return the next rows with keys above `after` up to `last`, ascending."""

@@ -21,6 +21,9 @@ HOUR = 3600.0
 LAST_USE = (
     "CASE WHEN uses.last_used > examples.created THEN uses.last_used ELSE examples.created END"
 )
+FLUSH_COUNT = 256
+FLUSH_SECONDS = 30.0
+MAX_USD = 1e15  # keeps sums finite
 
 
 class Eviction(Protocol):
@@ -131,11 +134,6 @@ def capacity_of(rows: int | None, evict: Eviction | None) -> Capacity | None:
     if rows is not None and rows < 1:
         raise SettingError(f"capacity must be at least 1, got {rows}", hint="use capacity=10_000")
     return None if rows is None else Capacity(rows, evict or LeastRecentlyUsedEviction())
-
-
-FLUSH_COUNT = 256
-FLUSH_SECONDS = 30.0
-MAX_USD = 1e15  # keeps sums finite
 
 
 class UsageBuffer:

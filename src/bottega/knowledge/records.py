@@ -27,7 +27,6 @@ from bottega.types import Example, Query
 
 MAX_NUMBER = 2**62
 NO_NUMBERS = "its metadata must be numbers"
-
 ColumnValue = str | int | float | bytes | None
 COLUMNS = (
     "id",
@@ -40,6 +39,12 @@ COLUMNS = (
     "source",
     "created",
 )
+TINY = np.finfo(np.float32).tiny
+DEFAULT = "default"
+# View names become parts of file names.
+NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
+# Lone surrogates: valid in JSON, but rejected by tokenizers.
+SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -147,9 +152,6 @@ def to_json(value: object) -> str:
     return orjson.dumps(value).decode()
 
 
-TINY = np.finfo(np.float32).tiny
-
-
 def unit(rows: Vectors) -> Vectors:
     """Return rows scaled to length one; a row of zeros stays zero."""
     # np.linalg.norm has more overhead than this whole computation.
@@ -214,13 +216,6 @@ class Footprint:
     pinned: int
     bytes: int
     format_version: int
-
-
-DEFAULT = "default"
-# View names become parts of file names.
-NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
-# Lone surrogates: valid in JSON, but rejected by tokenizers.
-SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)

@@ -28,21 +28,18 @@ from bottega.types import Candidate, Example, ExampleChange, Query
 
 # Name of the note that marks an incomplete target. Its value is the source.
 UNFINISHED = "unfinished copy of"
-
 WAY_OUT = "run bottega export with the version that wrote it, then bottega import with this one"
-
+ADD_AGAIN = "and add again, or restore the file from a copy"
+# The change log keeps so many changes, or a fifth of the number of rows if that is more: an index
+# file that lacks a tenth of its rows must remain usable.
 KEPT_CHANGES = 10_000
-# An index file that lacks a tenth of its rows must remain usable.
 KEPT_SHARE = 5
-CHECK_EVERY = 1000
-
-
+CHECK_EVERY = 1000  # changes
+KEY_PAGE = 256
+SHORTEST_PREFIX = 4
 Repair = Callable[[], None]
 # Description of a problem, and its repair if there is one.
 Finding = tuple[str, Repair | None]
-KEY_PAGE = 256
-ADD_AGAIN = "and add again, or restore the file from a copy"
-SHORTEST_PREFIX = 4
 
 
 class RowStore(Protocol):

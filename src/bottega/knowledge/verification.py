@@ -23,14 +23,7 @@ from bottega.knowledge.stores import (
     paged_keys,
 )
 
-
-def find_damaged_examples(rows: RowStore, stages: Stages) -> Iterator[Finding]:
-    """Yield examples whose images or content do not match their hashes."""
-    for keys in counted_pages(rows, "checking examples", stages):
-        for example in rows.by_keys(keys).values():
-            if (damage := find_damage(example)) is not None:
-                yield f"example {example.id}: {damage}; delete it {ADD_AGAIN}", None
-
+log = logging.getLogger(__name__)
 
 EMBED_BATCH = 64
 SAMPLE = 4
@@ -38,6 +31,14 @@ MAX_NAMED = 3
 # Relative to the vector's length; a cosine of 0.999 between unit vectors. Another batch size or
 # machine does not reproduce the last bits.
 TOLERANCE = 0.045
+
+
+def find_damaged_examples(rows: RowStore, stages: Stages) -> Iterator[Finding]:
+    """Yield examples whose images or content do not match their hashes."""
+    for keys in counted_pages(rows, "checking examples", stages):
+        for example in rows.by_keys(keys).values():
+            if (damage := find_damage(example)) is not None:
+                yield f"example {example.id}: {damage}; delete it {ADD_AGAIN}", None
 
 
 def find_missing_views(
@@ -172,9 +173,6 @@ def _check_width(stored: StoredView, view: View) -> None:
     """Raise `StoreError` if the dimension differs: an embedder with the same fingerprint but other
     vectors would damage valid rows."""
     check_dimensions({stored.name: stored}, {stored.name: view.embed.dimension})
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,9 @@ from bottega.types import Query
 MAX_RECENT = 1024  # images whose vectors are cached
 # Settings that change the tower's input pixels.
 PREPROCESSING = ("size", "image_mean", "image_std", "resample", "rescale_factor")
+TABLE = "embed_tokens.weight"
+# A shared meaning ("hue", "tint") counts more than a shared word.
+WORD_WEIGHT, MEANING_WEIGHT = 0.2, 1.0
 
 
 class TowerEmbedder:
@@ -240,11 +243,6 @@ class TowerTokenEmbedder:
         placed = np.zeros((len(rows), self.dimension), np.float32)
         placed[:, start : start + rows.shape[1]] = rows
         return placed
-
-
-TABLE = "embed_tokens.weight"
-# A shared meaning ("hue", "tint") counts more than a shared word.
-WORD_WEIGHT, MEANING_WEIGHT = 0.2, 1.0
 
 
 class TokenEmbedder:

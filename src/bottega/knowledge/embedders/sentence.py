@@ -20,6 +20,9 @@ from bottega.protocols import Vectors
 from bottega.types import Query
 
 WEIGHTS = ("*.safetensors", "*.bin")
+Mode = Literal["image", "text", "average"]
+# Minimum side for JPEG decoding; most vision encoders read 224 to 384 pixels.
+AT_LEAST = 512
 
 
 @contextmanager
@@ -67,11 +70,6 @@ def weights_digest(folder: Path) -> str:
         with path.open("rb") as weights:
             hashlib.file_digest(weights, lambda: digest)
     return digest.hexdigest()[:12]
-
-
-Mode = Literal["image", "text", "average"]
-# Minimum side for JPEG decoding; most vision encoders read 224 to 384 pixels.
-AT_LEAST = 512
 
 
 class SentenceEmbedder:

@@ -43,6 +43,11 @@ INVISIBLE = re.compile(
     r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
 )
 WIDE = re.compile(r"[\uff00-\uffef]+")  # full-width and half-width forms
+WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+BRIGHTEST = 16
+DIGIT_QUESTION = "Which digit is this?"
+EXPORTED = ("examples.jsonl", "images")
+LAYOUT = "use FOLDER/CLASS/IMAGE.jpg, such as pets/cat/1.jpg and pets/dog/2.jpg"
 
 
 def label_text(name: str) -> str:
@@ -170,11 +175,6 @@ def labelled_example(
     )
 
 
-WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-BRIGHTEST = 16
-DIGIT_QUESTION = "Which digit is this?"
-
-
 def load_digits(*, words: bool = True, question: str = DIGIT_QUESTION) -> Iterator[Example]:
     """Yield scikit-learn's 1,797 handwritten digits in order: 8 x 8 pixels, bright on black.
 
@@ -196,10 +196,6 @@ def _digit_images() -> list[tuple[Image, int]]:
         (Image.from_pillow(Pillow.fromarray(one), source=f"scikit-learn digits, {number}"), digit)
         for number, (one, digit) in enumerate(zip(pixels, digits.target.tolist(), strict=True))
     ]
-
-
-EXPORTED = ("examples.jsonl", "images")
-LAYOUT = "use FOLDER/CLASS/IMAGE.jpg, such as pets/cat/1.jpg and pets/dog/2.jpg"
 
 
 def load_image_folder(

@@ -10,7 +10,7 @@ from bottega.errors import StoreError
 from bottega.knowledge.copy_store import (
     ALL_VIEWS,
     CopyStore,
-    RunStatement,
+    RepeatedStatement,
     StoredRow,
     other_source_error,
 )
@@ -51,7 +51,7 @@ class DatabaseCopy(CopyStore):
     def read(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in self._database.read(postgres_statement(statement), *values)]
 
-    def write(self, statements: Iterable[RunStatement]) -> None:
+    def write(self, statements: Iterable[RepeatedStatement]) -> None:
         async def work(connection: Connection) -> None:
             if await connection.fetchval(NOTE, UNFINISHED) is None:
                 raise StoreError(
@@ -98,13 +98,13 @@ class DatabaseCopy(CopyStore):
     def pruned_by_namespace(self) -> dict[str, int]:
         return dict(self.read("SELECT namespace, seq FROM kb_pruned"))
 
-    def write_pruned(self, pruned: Mapping[str, int]) -> list[RunStatement]:
+    def write_pruned(self, pruned: Mapping[str, int]) -> list[RepeatedStatement]:
         return [
             ("DELETE FROM kb_pruned", [()]),
             ("INSERT INTO kb_pruned VALUES (?1, ?2)", list(pruned.items())),
         ]
 
-    def insert_vectors(self, view: StoredView, rows: Sequence[StoredRow]) -> RunStatement:
+    def insert_vectors(self, view: StoredView, rows: Sequence[StoredRow]) -> RepeatedStatement:
         return f"INSERT INTO {vectors_table(view.number)} VALUES (?1, ?2, ?3::vector)", [
             (row.key, row.namespace, row.vectors[view.name]) for row in rows
         ]

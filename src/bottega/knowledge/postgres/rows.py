@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from asyncpg import Connection
 
 T = TypeVar("T")
-
 ANSWER_SECONDS = 15.0
 WRITE_SECONDS = 60.0  # a writer may wait for another one
 # One statement: another process may delete an example between two.

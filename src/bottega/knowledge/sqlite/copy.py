@@ -9,7 +9,7 @@ from typing import Any
 from bottega._util.durable_files import os_errors
 from bottega.errors import StoreBusyError, StoreError
 from bottega.image import path_text
-from bottega.knowledge.copy_store import CopyStore, RunStatement, StoredRow, other_source_error
+from bottega.knowledge.copy_store import CopyStore, RepeatedStatement, StoredRow, other_source_error
 from bottega.knowledge.records import StoredView
 from bottega.knowledge.sqlite.rows import SqliteRows
 from bottega.knowledge.sqlite.writes import LOST_PREFIX, blob_and_checksum
@@ -41,7 +41,7 @@ class FileCopy(CopyStore):
     def read(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in self._file.read(statement.replace("kb_", ""), *values)]
 
-    def write(self, statements: Iterable[RunStatement]) -> None:
+    def write(self, statements: Iterable[RepeatedStatement]) -> None:
         with self._file.transaction() as connection:
             for statement, runs in statements:
                 connection.executemany(statement.replace("kb_", ""), runs)
@@ -82,14 +82,14 @@ class FileCopy(CopyStore):
         found = self.read("SELECT name, value FROM meta WHERE name LIKE ?1 || '%'", LOST_PREFIX)
         return {name.removeprefix(LOST_PREFIX): int(value) for name, value in found}
 
-    def write_pruned(self, pruned: Mapping[str, int]) -> list[RunStatement]:
+    def write_pruned(self, pruned: Mapping[str, int]) -> list[RepeatedStatement]:
         lost = [(f"{LOST_PREFIX}{name}", str(seq)) for name, seq in pruned.items()]
         return [
             ("DELETE FROM meta WHERE name LIKE ?1 || '%'", [(LOST_PREFIX,)]),
             ("INSERT INTO meta VALUES (?1, ?2)", lost),
         ]
 
-    def insert_vectors(self, view: StoredView, rows: Sequence[StoredRow]) -> RunStatement:
+    def insert_vectors(self, view: StoredView, rows: Sequence[StoredRow]) -> RepeatedStatement:
         return "INSERT INTO vectors (key, view, vector, checksum) VALUES (?1, ?2, ?3, ?4)", [
             (row.key, view.number, *blob_and_checksum(vector))
             for row in rows

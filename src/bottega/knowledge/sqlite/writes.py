@@ -35,7 +35,6 @@ DROPPABLE = (
     " AND NOT EXISTS (SELECT 1 FROM examples WHERE examples.key = changes.key)"
     " AND seq NOT IN (SELECT max(seq) FROM changes GROUP BY namespace)"
 )
-
 # Name in `meta`, with a namespace after it, of the last change that its log has lost.
 LOST_PREFIX = "pruned of "
 # SQL for a list of any length as one JSON parameter.
