@@ -1,4 +1,4 @@
-"""Use counts, eviction policies, and pruning of the change log.
+"""Eviction policies, and the use counts that they read.
 
 Each policy is an ORDER BY expression over the columns of `examples` and of `uses` (count,
 last_used, saved_usd; NULL for unused examples). The first rows in that order are evicted."""

@@ -1,4 +1,5 @@
-"""Interfaces of a knowledge base: stored rows of one namespace, and their search by vectors."""
+"""Interfaces of a knowledge base: stored rows of one namespace, and their search by vectors; and
+what holds for the rows of every store."""
 
 from __future__ import annotations
 

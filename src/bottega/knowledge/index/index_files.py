@@ -1,4 +1,4 @@
-"""Index files beside a database: names, format, and checks against the rows."""
+"""Index files beside a database: names and format."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FOOT = struct.Struct("<QI8s")  # header length, checksum of everything before th
 
 @dataclass(frozen=True)
 class SnapshotHeader:
-    """Origin of a saved index; `mark` is that of change `seq` (`Database.mark`)."""
+    """Origin of a saved index; `mark` is that of change `seq` (`SqliteRows.mark`)."""
 
     view: int
     fingerprint: str

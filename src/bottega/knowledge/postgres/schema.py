@@ -1,5 +1,6 @@
-"""Tables of a knowledge base in PostgreSQL. Each view has its own table of vectors, `kb_vectors_N`,
-because a column of vectors has one dimension and an index needs it."""
+"""Tables of a knowledge base in PostgreSQL, and the setup of connections. Each view has its own
+table of vectors, `kb_vectors_N`, because a column of vectors has one dimension and an index needs
+it."""
 
 from __future__ import annotations
 

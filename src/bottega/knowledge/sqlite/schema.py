@@ -1,4 +1,4 @@
-"""Tables of a knowledge base file."""
+"""Tables of a knowledge base file, and connections to it."""
 
 from __future__ import annotations
 
