@@ -253,8 +253,8 @@ class KnowledgeBase:
 
     def _annotate(self, id: str, fields: Mapping[str, str | None], tags: Mapping[str, str]) -> None:
         check_annotation(fields.get("rationale"), tags)
-        (full_id,) = full_ids(self._rows, [id])
-        if not self._rows.annotate(full_id, fields, tags):
+        (complete,) = full_ids(self._rows, [id])
+        if not self._rows.annotate(complete, fields, tags):
             raise unknown_id_error(id)
 
     def delete(self, ids: Iterable[str]) -> int:
