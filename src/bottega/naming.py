@@ -279,6 +279,16 @@ def source_digest(target: str) -> str:
     return f"{target} (file {digest[:12]})"
 
 
+def own_code_error(what: str, error: Exception) -> SettingError:
+    """Return the error of an exception that the user's own code has raised, with its last line."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return SettingError(
+        f"{what} failed: {type(error).__name__}: {error}"
+        f" ({Path(where.filename).name}, line {where.lineno})",
+        hint="repair the code; run with --debug to see the whole traceback",
+    )
+
+
 def imported(target: str) -> Any:
     """Return the object at an import path, `package.module:attribute`. Raises `SettingError`, also
     for an exception of the module itself."""
@@ -293,13 +303,8 @@ def imported(target: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module imports another one that is missing
         raise SettingError(f"module {error.name!r} does not exist", hint=FORM) from error
-    except Exception as error:  # of the user's own code
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise SettingError(
-            f"importing {module} failed: {type(error).__name__}: {error}"
-            f" ({Path(where.filename).name}, line {where.lineno})",
-            hint="repair the module; run with --debug to see the whole traceback",
-        ) from error
+    except Exception as error:
+        raise own_code_error(f"importing {module}", error) from error
     for name in attribute.split("."):
         if not hasattr(found, name):
             raise SettingError(f"module {module!r} has no attribute {attribute!r}", hint=FORM)

@@ -32,10 +32,8 @@ CODEC_BYTES = {"WEBP": 16, "AVIF": 16, "JPEG2000": 26, "TIFF": 12}
 MODE_BYTES = {"1": 1, "L": 1, "P": 1}
 RGB_BYTES = 4  # Pillow stores a pixel of RGB in four bytes
 COEFFICIENT_BYTES = 2  # per pixel and component of a JPEG with several scans, held until the last
-# A difference hash has 16 x 16 bits. Smaller steps of brightness are noise of encoders.
-HASH_SIDE = 16
-HASH_BYTES = HASH_SIDE**2 // 8
-MIN_STEP = 2
+SIGNATURE_SIZE = (17, 16)  # has 16 x 16 steps of brightness
+MIN_CONTRAST = 16  # length of the steps of an almost uniform image
 ORIENTATION = 0x0112
 TRANSPOSES = {
     2: Pillow.Transpose.FLIP_LEFT_RIGHT,
@@ -116,13 +114,18 @@ def centre(pil_image: Pillow.Image) -> Pillow.Image:
     return pil_image.crop((left, top, width - left, height - top))
 
 
-def signature(pil_image: Pillow.Image) -> tuple[np.ndarray, np.ndarray]:
-    """Return a difference hash of 256 bits in 32 bytes, and the colours of 4 x 4 parts. Copies
-    of other sizes and encodings have almost the same."""
-    small = pil_image.resize((HASH_SIDE + 1, HASH_SIDE), Pillow.Resampling.BILINEAR)
-    steps = np.diff(np.asarray(small.convert("L"), np.int16))
-    colours = np.asarray(small.resize((4, 4), Pillow.Resampling.BILINEAR), np.int16)
-    return np.packbits(steps > MIN_STEP), colours.ravel()
+def signature(pil_image: Pillow.Image) -> np.ndarray:
+    """Return a tiny image, which copies of other sizes and encodings have almost the same."""
+    small = pil_image.resize(SIGNATURE_SIZE, Pillow.Resampling.BILINEAR)
+    return np.asarray(small, np.uint8)
+
+
+def brightness_steps(signature: np.ndarray) -> np.ndarray:
+    """Return the 256 horizontal steps of brightness of a signature as a vector of length 1, or
+    shorter for an almost uniform image."""
+    steps: np.ndarray = np.diff(signature.mean(axis=2, dtype=np.float32)).ravel()
+    steps /= max(MIN_CONTRAST, float(np.linalg.norm(steps)))
+    return steps
 
 
 def is_deep(pil_image: Pillow.Image) -> bool:

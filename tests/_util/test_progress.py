@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bottega._util.progress import no_stages, showing_progress, size_of
+from bottega._util.progress import no_stages, plural, showing_progress, size_of
 
 
 def test_a_callback_receives_the_steps(capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,6 +25,21 @@ def test_a_bar_is_written_to_standard_error(
         step(3)
     written = capsys.readouterr()
     assert (written.out, "Adding" in written.err, shown in written.err) == ("", True, True)
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "spec", "expected"),
+    [
+        (1, "row", "", "1 row"),
+        (0, "row", "", "0 rows"),
+        (2000, "paid request", ",", "2,000 paid requests"),
+        (1, "entry", ",", "1 entry"),
+        (2, "entry", "", "2 entries"),
+        (2, "key", "", "2 keys"),
+    ],
+)
+def test_a_count_agrees_with_its_noun(count: int, noun: str, spec: str, expected: str) -> None:
+    assert plural(count, noun, spec) == expected
 
 
 @pytest.mark.parametrize("progress", [False, None])

@@ -22,6 +22,7 @@ from bottega.recipes import rcts
 from bottega.recording import TraceStore
 from bottega.types import Answer, Completion
 from tests.cli.conftest import Run
+from tests.generation.test_bundled import encoded, landscape
 from tests.reasoner import Reasoner
 from tests.recording.test_traces import trace
 from tests.server import Server, ok, raw, refuse, reply
@@ -58,8 +59,10 @@ def test_more_shots_than_examples_shows_all_examples(run: Run, pets: Path) -> No
     run("add", "k.db", pets)
     [answer] = answers(run("classify", "k.db", "query.jpg", "--shots", 50, "--json").json)
     assert len(answer["demonstrations"]) == 12
-    note = "50 shots requested; all 12 examples are shown"
-    assert note in run("classify", "k.db", "query.jpg", "--shots", 50).err
+    note = "50 shots requested; only 12 examples available"
+    for method, is_noted in (("visual-rag", True), ("knn", True), ("logreg", False)):
+        done = run("classify", "k.db", "query.jpg", "--shots", 50, "--method", method)
+        assert (done.code, note in done.err) == (0, is_noted)
     assert "requested" not in run("classify", "k.db", "query.jpg", "--shots", 12).err
 
 
@@ -70,11 +73,13 @@ def test_ask_and_eval_say_that_shots_are_limited(run: Run, pets: Path) -> None:
         done = run(*ask, shots)
         assert isinstance(done.json, dict)
         assert len(done.json["demonstrations"]) == 12
-        assert ("5000 shots requested; all 12 examples are shown" in done.err) == noted
+        assert ("5000 shots requested; only 12 examples available" in done.err) == noted
     evaluation = ("eval", f"image-folder:{pets}", "--methods", "vote", "--shots")
-    note = "shots requested; all 9 available examples are shown"
+    note = "shots requested; only 9 examples available"
     assert f"5000 {note}" in run(*evaluation, "2,5000").err
     assert note not in run(*evaluation, 9).err
+    regression = ("eval", f"image-folder:{pets}", "--methods", "logreg", "--shots", 5000)
+    assert note not in run(*regression).err
 
 
 def test_eval_suggests_the_nearest_method(run: Run, pets: Path) -> None:
@@ -233,6 +238,27 @@ def test_the_papers_prompt_is_sent_and_its_cost_recorded(
     assert b"sk-secret" not in Path("traces.db").read_bytes()
     assert "leaf" in run("log", trace["id"][:8]).out
     assert "gpt-4o" in run("log").out
+
+
+def test_files_of_one_name_are_logged_with_their_paths(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets)
+    files = (pets / "leaf" / "0.png", pets / "sky" / "0.png", "query.jpg")
+    assert run("classify", "k.db", *files, "--model", "bundled").code == 0
+    shown = run("log").out
+    assert all(str(file) in shown for file in files)
+    assert str(Path("query.jpg").resolve()) not in shown
+
+
+def test_the_warning_about_photographs_names_the_knowledge_base(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "bundled")
+    Path("photo.jpg").write_bytes(encoded(landscape(), "JPEG").data)
+    for command in (
+        ("classify", "k.db", "photo.jpg"),
+        ("ask", "?", "-i", "photo.jpg", "--kb", "k.db"),
+    ):
+        done = run(*command, "--model", "bundled")
+        assert "run bottega reindex k.db --embed photos" in done.err
+        assert "K.db" not in done.err
 
 
 def test_a_reasoned_prompt_asks_for_reasons_with_more_tokens(

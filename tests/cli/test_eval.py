@@ -318,7 +318,7 @@ def test_the_page_of_an_answer_of_a_run_has_its_images(run: Run, pets: Path) -> 
         stored.execute("DELETE FROM thumbnails")
     assert run(*explain).code == 0
     page = Path("page.html").read_text("utf-8")
-    assert page.count("data:image/") == 0 and "set --kb to the knowledge base" in page
+    assert page.count("data:image/") == 0 and "--kb to a knowledge base" in page
 
 
 CUSTOM = """
@@ -333,6 +333,20 @@ def nothing(pipeline, examples):
 
 def fails(pipeline):
     return pipeline
+
+async def _broken(query, k):
+    return {}["nothing"]
+
+def breaks(pipeline, examples):
+    return replace(pipeline, retrieve=_broken)
+
+def orders(pipeline, examples):
+    async def rerank(query, candidates, k):
+        raise ValueError("no order")
+    return replace(pipeline, rerank=rerank)
+
+def parses(pipeline, examples):
+    return replace(pipeline, parse=lambda reply, choices: 1 / 0)
 """
 
 
@@ -391,6 +405,38 @@ def test_faults_of_the_users_pipeline_are_named(
     write_own_methods(monkeypatch)
     done = run("eval", f"image-folder:{pets}", *OWN_TASK, *options)
     assert done.code != 0 and message in done.err and "hint" in done.err and not served.bodies
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("breaks", "KeyError: 'nothing'"),
+        ("orders", "ValueError: no order"),
+        ("parses", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_part_of_the_user_that_fails_is_named(
+    run: Run,
+    pets: Path,
+    served: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    problem: str,
+) -> None:
+    served.answers = [ok("Answer Choice: leaf")]
+    write_own_methods(monkeypatch)
+    task = (*OWN_TASK, "--methods", "custom", "--pipeline", f"own_methods:{name}")
+    done = run("eval", f"image-folder:{pets}", *task)
+    assert done.code == 2 and "Traceback" not in done.err
+    assert re.search(rf"error: own_methods:{name}, item \d+, failed: {problem} \(own_met", done.err)
+
+
+@pytest.mark.parametrize(("methods", "is_noted"), [("knn,logreg", False), ("knn,top-k", True)])
+def test_the_model_is_noted_if_a_method_uses_it(
+    run: Run, pets: Path, methods: str, is_noted: bool
+) -> None:
+    done = run("eval", f"image-folder:{pets}", "--methods", methods, "--dry-run")
+    assert ("model bundled" in done.err) == is_noted
 
 
 def test_eval_of_facts_reads_passages_by_default(run: Run, served: Server) -> None:

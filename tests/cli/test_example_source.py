@@ -63,6 +63,19 @@ def test_parquet_files_are_counted_by_their_metadata(tmp_path: Path) -> None:
         count(open_source(str(tmp_path / "many"), "nowhere", skipped))
 
 
+@pytest.mark.parametrize(
+    "source", ["digits", "mmmu:DIR", "scienceqa:DIR,split=test", "okvqa:DIR", "one.parquet"]
+)
+def test_a_split_is_refused_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_table(Path("one.parquet"), ["a"])
+    with pytest.raises(SettingError, match="has no splits to choose from") as raised:
+        open_source(source, "test", SkippedExamples())
+    assert "omit --split" in str(raised.value.hint)
+
+
 def test_passages_are_counted(tmp_path: Path) -> None:
     skipped = SkippedExamples()
     corpus = tmp_path / "corpus.csv"

@@ -43,7 +43,11 @@ def test_the_tree_is_printed_with_the_chosen_path(run: Run, pets_searched: Trace
     for line, candidate in zip(chosen[1:], pets_searched.candidates, strict=True):
         assert f"● {candidate.example.answer}" in line
     assert f"→ {pets_searched.answer.text}  (self " in chosen[-1]
-    assert "bottega explain abc123" in run("log", "abc123").err
+    assert run("log", "abc123").err == "show the search with bottega explain abc123\n"
+    given = run("log", "abc123", "--traces", "traces.db").err
+    assert given == "show the search with bottega explain abc123 --traces traces.db\n"
+    missing = run("explain", "none", "--traces", "traces.db").err
+    assert "run bottega log --traces traces.db for the ids" in missing
 
 
 def test_the_page_has_the_images_of_the_knowledge_base(run: Run, pets_searched: Trace) -> None:
@@ -63,7 +67,13 @@ def test_missing_images_are_reported(run: Run, pets_searched: Trace, delete: boo
     assert run("explain", "abc123", "--out", "t.html", *source).code == 0
     page = Path("t.html").read_text("utf-8")
     assert f"{4 if delete else 7} images are missing" in page
-    assert ("missing or damaged in pets.db" if delete else "set --kb to the knowledge base") in page
+    assert (
+        "the traces and pets.db lack them" if delete else "set --kb to a knowledge base"
+    ) in page
+    assert "set --image to the image of the question" in page if delete else "--image to" in page
+    both = ("--kb", "pets.db", "--image", "query.jpg")
+    assert run("explain", "abc123", "--out", "t.html", *both).code == 0
+    assert "--image to" not in Path("t.html").read_text("utf-8")
 
 
 def test_a_trace_without_a_search_is_printed_as_in_log(run: Run) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from datetime import datetime
@@ -14,7 +15,39 @@ from bottega import __version__
 from bottega.bundled.efficientnet import weights_installed
 from bottega.errors import EmbeddingError
 from bottega.protocols import Embedder
+from tests.builders import solid_image
 from tests.cli.conftest import Run
+
+ONE = re.compile(r"(?<![\d.,])1 (?:[a-z-]+ )?(?!bytes|is |as )[a-z]+s\b")
+
+
+def test_one_is_singular(run: Run, tmp_path: Path) -> None:
+    for label, shades in (("cat", (1, 2)), ("dog", (3, 4))):
+        for shade in shades:
+            path = tmp_path / "set" / label / f"{shade}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(solid_image(shade).data)
+    Path("one.csv").write_text("image,label\nset/cat/1.png,cat\n")
+    evaluation = ("eval", "image-folder:set", "--limit", 1, "--kb-per-class", 1, "--shots", 1)
+    for command in (
+        ("add", "k.db", "one.csv", "--embed", "pixels"),
+        ("ls", "k.db"),
+        ("stats", "k.db"),
+        ("verify", "k.db", "--deep"),
+        ("export", "k.db", "copy"),
+        ("classify", "k.db", "set/cat/2.png", "--shots", 5, "--method", "knn", "--by", "default"),
+        ("answer", "m.db", "image-folder:set", "--model", "bundled", "--limit", 1, "--dry-run"),
+        ("rationales", "k.db", "--model", "openai:m", "--candidates", 1, "--dry-run"),
+        (*evaluation, "--methods", "top-k", "--dry-run"),
+        (*evaluation, "--methods", "vote", "--embed", "pixels", "--out", "run"),
+        (*evaluation, "--methods", "vote", "--embed", "pixels", "--out", "run"),
+        ("report", "run"),
+        ("dataset", "image-folder:set", "--format", "inspect", "--out", "data", "--limit", 1),
+    ):
+        done = run(*command)
+        printed = done.out + done.err
+        assert done.code == 0, (command, printed)
+        assert ONE.findall(printed) == [], (command, printed)
 
 
 def test_add_list_show_remove(run: Run, pets: Path) -> None:

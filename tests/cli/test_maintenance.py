@@ -72,9 +72,9 @@ def test_deep_verify_compares_vectors_with_the_embedder(run: Run, pets: Path) ->
     execute(f"UPDATE vectors SET (vector, checksum) = {another} WHERE key = 3")
     assert run("verify", "k.db").code == 0
     wrong = run("verify", "k.db", "--deep")
-    report = "WRONG: 1 vectors 'default' are not what the embedder makes"
+    report = "WRONG: 1 vector 'default' unlike those of the embedder"
     assert (wrong.code, report in wrong.out) == (1, True)
-    assert f"makes: of {ids(run, 'k.db')[2]}\n" in wrong.out
+    assert f"embedder: of {ids(run, 'k.db')[2]}\n" in wrong.out
     assert "bottega verify k.db --deep --repair rebuilds" in wrong.err
     assert run("verify", "k.db", "--deep", "--repair").code == 0
     assert run("verify", "k.db", "--deep").code == 0
@@ -84,7 +84,7 @@ def test_verify_detects_a_zeroed_vector_without_the_embedder(run: Run, pets: Pat
     run("add", "k.db", pets, "--embed", "pixels")
     execute("UPDATE vectors SET vector = zeroblob(length(vector)) WHERE key = 3")
     wrong = run("verify", "k.db")
-    damaged = f"WRONG: 1 vectors 'default' are missing or damaged: of {ids(run, 'k.db')[2]}"
+    damaged = f"WRONG: 1 vector 'default' missing or damaged: of {ids(run, 'k.db')[2]}"
     assert (wrong.code, damaged in wrong.out) == (1, True)
     assert run("verify", "k.db", "--repair").code == 0
     assert run("verify", "k.db").code == 0
@@ -95,7 +95,7 @@ def test_verify_reports_and_repairs(run: Run, pets: Path) -> None:
     assert "sound" in run("verify", "k.db").out
     execute("DELETE FROM vectors WHERE key = 3")
     wrong = run("verify", "k.db")
-    assert (wrong.code, "WRONG: 1 vectors" in wrong.out) == (1, True)
+    assert (wrong.code, "WRONG: 1 vector " in wrong.out) == (1, True)
     assert "bottega verify k.db --repair rebuilds" in wrong.err
     repaired = run("verify", "k.db", "--repair", "--json")
     assert isinstance(repaired.json, dict)
@@ -154,5 +154,5 @@ def test_verify_reports_views_without_an_embedder(run: Run, pets: Path) -> None:
     execute("UPDATE vectors SET vector = zeroblob(length(vector)) WHERE key = 3 AND view = 1")
     done = run("verify", "k.db", "--deep", "--repair")
     assert done.code == 1
-    assert "repaired: 1 vectors 'default' are missing or damaged" in done.out
+    assert "repaired: 1 vector 'default' missing or damaged" in done.out
     assert "WRONG: vectors 'answer' cannot be compared without their embedder" in done.out

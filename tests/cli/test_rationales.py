@@ -68,9 +68,7 @@ def test_the_table_counts_entries_kept_and_candidates(run: Run, kb: Path, served
     assert "2 kept, 1 rejected, 1 failed; 8 requests, 19 calls, 80 tokens in, 38 out" in done.out
     assert "for 0.0001 USD" in done.out
     assert f"skipped: {before['q2'].id}: " in done.err
-    assert (
-        "1 examples remain (without --limit), 1 came with a rationale, 1 have no answer" in done.err
-    )
+    assert "1 example left (without --limit), 1 came with a rationale, 1 have no answer" in done.err
     after = examples(kb)
     assert (after["q0"].rationale, after["q3"].rationale) == ("Think.0", "Think.0")
     assert (after["q1"].rationale, after["q1"].tags) == (None, {ACCURACY: "0"})
@@ -210,10 +208,10 @@ def test_rejected_examples_are_reported(run: Run, kb: Path, served: Server) -> N
     served.answers = [ok("no", "no", "no")]
     assert run(*COMMAND, "--limit", 3).code == 0
     last = run(*COMMAND, "--limit", 1)
-    assert "4 examples have no rationale with the right answer; retry with --again" in last.err
-    assert "0 examples remain" in last.err
+    assert "no right rationale for 4 examples; retry with --again" in last.err
+    assert "0 examples left" in last.err
     nothing = run(*COMMAND)
-    assert "4 examples have no rationale with the right answer" in nothing.err
+    assert "no right rationale for 4 examples" in nothing.err
     assert run(*COMMAND, "--json").json["rejected"] == 4  # type: ignore[index]
 
 

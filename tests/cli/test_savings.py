@@ -42,7 +42,7 @@ def test_figures_are_printed_with_n(run: Run, tmp_path: Path) -> None:
     assert "spent:            0.4600 USD, n = 100" in printed.out
     assert "the master alone: 2.0000 USD [2.0000, 2.0000]" in printed.out
     assert "saved:            1.5400 USD [1.5400, 1.5400], 77% of it" in printed.out
-    assert "n = 1 sampled answers of cheaper tiers, 0 undecided" in printed.out
+    assert "n = 1 sampled answer of cheaper tiers, 0 undecided" in printed.out
     assert "an estimate: 80 requests not answered by the master" in printed.err
     assert "(n = 20)" in printed.err
     assert "20 of them, in namespaces without such answers" in printed.err
@@ -89,7 +89,7 @@ def test_token_counts_are_no_answers(run: Run, tmp_path: Path) -> None:
     ledger.record(Entry(MOMENT, "r", "k", "", "apprentice", "m", "answered", cost_usd=0.1))
     ledger.close()
     lines = run("savings", "--data", "d").out.splitlines()
-    assert lines[0].startswith("1 requests, 11-14")
+    assert lines[0].startswith("1 request, 11-14")
     assert next(line for line in lines if line.startswith("apprentice")).split()[2] == "100.0%"
     counted = next(line for line in lines if line.startswith("counted"))
     assert counted.split()[1:3] == ["4", "-"]
@@ -127,7 +127,7 @@ def test_lost_rows_are_reported(run: Run, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "d" / "gateway.db")
     ledger._set_note("lost", "7")
     ledger.close()
-    assert "7 rows could not be written" in run("savings", "--data", "d").out
+    assert "7 rows not written" in run("savings", "--data", "d").out
 
 
 def test_an_empty_ledger_is_reported(run: Run) -> None:

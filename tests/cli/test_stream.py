@@ -65,6 +65,18 @@ def test_a_terminal_user_confirms_many_paid_requests(
     assert (len(questions), "paid requests" in ran.err) == (2, False)
 
 
+def test_many_paid_requests_without_a_terminal_need_an_option(
+    run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.answers = [by_model]
+    monkeypatch.setattr(stream_run, "MOST_UNCONFIRMED", 5)
+    command = ("stream", f"image-folder:{pets}", *MODELS, "--master-rate", "0.5", "--orders", 2)
+    refused = run(*command, *PRICES, "--controls", "none", "--out", "kept")
+    assert (refused.code, served.bodies, "add --yes" in refused.err) == (2, [], True)
+    assert run(*command, *PRICES, "--controls", "none", "--out", "kept", "--yes").code == 0
+    assert run(*command, *PRICES, "--controls", "none", "--out", "kept").code == 0  # nothing left
+
+
 def test_stream_costs_equal_the_servers_count(run: Run, pets: Path, served: Server) -> None:
     served.answers = [by_model]
     figures = stream(

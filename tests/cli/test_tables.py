@@ -7,6 +7,7 @@ import csv
 import gzip
 import json
 import os
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ import pytest
 
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.image import MAX_BYTES
+from bottega.knowledge import load_hugging_face, load_jsonl, load_table
 from bottega.knowledge.loaders import archives, delimited
 from tests.builders import solid_image
 from tests.cli.conftest import Run
 
 FILES = ("cat/1.png", "cat/2.png", "dog/1.png")
 LABELS = {"cat": 2, "dog": 1}
+IMAGES = {name: solid_image(shade).data for shade, name in enumerate(FILES)}
 
 
 @pytest.fixture
@@ -31,6 +34,19 @@ def images(tmp_path: Path) -> Path:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(solid_image(shade).data)
     return tmp_path
+
+
+def write_zip(path: Path, files: dict[str, bytes]) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+
+
+def write_files(root: Path, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
 
 
 def encoded(shade: int) -> str:
@@ -54,6 +70,13 @@ CSV = {
     "other columns": ("id,label,note,filename", '7,{label},"a, b",{file}'),
     "Windows": ("image,label", "{windows},{label}"),
     "absolute": ("image,label", "{absolute},{label}"),
+    "spaces around cells": ("image, label", '{file} , "{label}"'),
+    "unnamed columns": ("image,label,,", "{file},{label},,"),
+    "an unnamed column with notes": (",image,label", "7,{file},{label}"),
+    "more delimiters than columns": ("image,label", "{file},{label},,"),
+    "fewer delimiters than columns": ("image,label,,", "{file},{label}"),
+    "Excel's separator": ("sep=;\r\nimage;label", "{file};{label}"),
+    "names without suffix": ("image,label", "{stem},{label}"),
 }
 
 
@@ -65,6 +88,7 @@ def test_csv_files_name_images_and_labels(run: Run, images: Path, form: str) -> 
             file=name,
             windows=name.replace("/", "\\"),
             absolute=images / name,
+            stem=name.removesuffix(".png"),
             label=name.partition("/")[0],
         )
         for name in FILES
@@ -80,12 +104,17 @@ def test_columns_with_other_names_are_asked_for(run: Run, images: Path) -> None:
         ((), "--label-column"),
         (("--label-column", "kind"), "--image-column"),
         (("--label-column", "kinds", "--image-column", "photo_of_animal"), "column 'kinds'"),
+        (
+            ("--label-column", "kinds", "--image-column", "photo"),
+            "column 'photo' does not exist; column 'kinds' does not exist",
+        ),
+        ((), "label and answer columns are missing; image and question columns are missing"),
     ):
         refused = run("add", "k.db", "my.tsv", *options)
         assert (refused.code, Path("k.db").exists()) == (1, False)
         assert missing in refused.err
         assert "its columns are photo_of_animal, kind" in refused.err
-    named = ("--image-column", "photo_of_animal", "--label-column", "kind")
+    named = ("--image-column", "Photo_of_Animal", "--label-column", "KIND")
     assert added_labels(run, "my.tsv", *named) == LABELS
     refused = run("add", "other.db", "cat", *named)
     assert (refused.code, "cat is not a table" in refused.err) == (2, True)
@@ -99,6 +128,11 @@ def test_columns_with_other_names_are_asked_for(run: Run, images: Path) -> None:
         ("image,label\n", "has no examples"),
         ("image,label\ngone.png,cat\n", "line 2: image 'gone.png' does not exist"),
         ("image,label\n../x.png,cat\n", "line 2"),
+        (
+            "image,label\nhttps://example.org/1.png,cat\n",
+            "line 2: image 'https://example.org/1.png' is not fetched",
+        ),
+        ("image,label\ncat/1.png,cat,x\n", "line 2: expected 2 columns, got 3"),
         ("image,label\ncat/1.png\n", "line 2: expected 2 columns, got 1"),
         ("image,label\ncat/1.png,\n", "line 2: label is missing"),
         ("image,label\n,cat\n", "line 2: image is missing"),
@@ -219,12 +253,116 @@ def test_hugging_face_image_folders_are_read(run: Run, images: Path, name: str) 
 
 @pytest.mark.parametrize("name", ["my.csv", "my.jsonl", "metadata.csv", ""])
 def test_a_split_of_a_single_table_is_refused(run: Run, images: Path, name: str) -> None:
-    text = '{"image": "cat/1.png", "label": "cat"}' if "json" in name else "image,label\nx,cat\n"
+    text = '{"image": "cat/1.png", "label": "cat"}' if "json" in name else "file_name,label\nx,a\n"
     (images / (name or "metadata.csv")).write_text(text)
     refused = run("add", "k.db", name or ".", "--split", "test", "--embed", "pixels")
     named = name or "metadata.csv"
     assert (refused.code, f"{named} has no splits" in refused.err) == (2, True)
     assert "omit --split" in refused.err
+
+
+FLAT = {f"train/{name.replace('/', '-')}": data for name, data in IMAGES.items()}
+IDS = "".join(f"{Path(name).stem},{Path(name).name[:3]}\n" for name in FLAT)
+NAMES = "".join(f"{Path(name).name},{Path(name).name[:3]}\n" for name in FLAT)
+ONE_HOT = "name,cat,dog\n" + "".join(
+    f"{Path(n).name},{1 - i // 2},{i // 2}\n" for i, n in enumerate(FLAT)
+)
+BOXES = {f"labels/{Path(name).stem}.txt": b"0 .5 .5 1 1" for name in FLAT}
+DETECTION = {name.replace("train", "images"): data for name, data in FLAT.items()} | BOXES
+
+# Files, and the words of the refusal; None if the folders are the classes.
+BESIDE: dict[str, tuple[dict[str, bytes], str | None]] = {
+    "ids": (FLAT | {"labels.csv": b"id,breed\n" + IDS.encode()}, "labels.csv names the images"),
+    "names": (FLAT | {"train.csv": b"file,label\n" + NAMES.encode()}, "train.csv names the images"),
+    "tabs": (
+        FLAT | {"t.TSV": b"n\tfile\tlabel\n" + NAMES.replace(",", "\t").encode()},
+        "t.TSV names the images",
+    ),
+    "numbers": (
+        {"train/1.png": IMAGES[FILES[0]], "labels.csv": b"id,label\n1,cat\n"},
+        "labels.csv names the images",
+    ),
+    "spaces": (IMAGES | {"my.csv": b" " * (1 << 16)}, None),
+    "lines": (
+        IMAGES | {"my.jsonl": b'{"image": "cat/1.png", "label": "x"}'},
+        "my.jsonl names the images",
+    ),
+    "paths": (
+        IMAGES | {"my.csv": b'path,label\n".\\cat\\1.png",x'},
+        "my.csv names the images",
+    ),
+    "other metadata": (
+        IMAGES | {"metadata.csv": b"file,label\ncat/1.png,x"},
+        "metadata.csv names the images",
+    ),
+    "in the class folder": (IMAGES | {"cat/notes.csv": b"file,label\n1.png,x"}, None),
+    "stray metadata": (IMAGES | {"metadata.csv": b"key,value\nauthor,me\n"}, None),
+    "stray metadata lines": (IMAGES | {"metadata.jsonl": b'{"author": "me"}'}, None),
+    "stray demo": (IMAGES | {"demo.csv": b"key,value\nauthor,me\n"}, None),
+    "stray counts": (IMAGES | {"classes.csv": b"class,count\ncat,2\n1,2\n"}, None),
+    "damaged": (IMAGES | {"my.csv": b"\xff\xfe\0\0"}, None),
+    "boxes": (DETECTION, "has the folders images and labels, with 3 .txt files"),
+    "boxes in capitals": (
+        {
+            name.title().replace("Png", "png").replace("Txt", "txt"): d
+            for name, d in DETECTION.items()
+        },
+        "has the folders images and labels, with 3 .txt files",
+    ),
+    "texts in class folders": (
+        IMAGES | {"cat/1.txt": b"a cat", "labels/1.png": solid_image(7).data},
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("case", BESIDE)
+def test_folders_beside_a_table_of_their_images_are_not_classes(
+    run: Run, tmp_path: Path, case: str, packed: bool
+) -> None:
+    files, refusal = BESIDE[case]
+    source = tmp_path / ("set.zip" if packed else "set")
+    write_zip(source, files) if packed else write_files(source, files)
+    added = run("add", "k.db", source, "--embed", "pixels")
+    if refusal is None:
+        assert added.code == 0, added.err
+        added_classes: Any = run("ls", "k.db", "--json").json
+        assert {one["answer"] for one in added_classes} >= {"cat", "dog"}
+    else:
+        assert (added.code, refusal in added.err) == (1, True), added.err
+        assert not Path("k.db").exists()
+        refused = run("eval", f"image-folder:{source}", "--methods", "nearest")
+        assert (refused.code, refusal in refused.err) == (1, True), refused.err
+
+
+@pytest.mark.parametrize(
+    ("files", "table", "options"),
+    [
+        (BESIDE["ids"][0], "labels.csv", ("--image-column", "id", "--label-column", "breed")),
+        (BESIDE["names"][0], "train.csv", ()),
+        (FLAT | {"metadata.csv": b"file_name,label\n" + NAMES.encode()}, "", ()),
+        (
+            {n.replace("train", "images"): d for n, d in FLAT.items()}
+            | {"demo.csv": ONE_HOT.encode()},
+            "",
+            (),
+        ),
+    ],
+)
+def test_a_table_reads_the_images_beside_it(
+    run: Run, tmp_path: Path, files: dict[str, bytes], table: str, options: tuple[str, ...]
+) -> None:
+    write_files(tmp_path / "set", files)
+    assert added_labels(run, f"set/{table}", *options) == LABELS
+
+
+def test_an_id_of_several_images_is_refused(run: Run, tmp_path: Path) -> None:
+    files = {"a/1.png": IMAGES[FILES[0]], "b/1.png": IMAGES[FILES[1]], "b/2.png": IMAGES[FILES[2]]}
+    write_files(tmp_path / "set", files | {"my.csv": b"image,label\n1.png,cat\n2,dog\n"})
+    added = run("add", "k.db", "set/my.csv", "--embed", "pixels")
+    assert (added.code, "'1.png' may be a/1.png or b/1.png" in added.err) == (0, True), added.err
+    assert "1 added" in added.out
 
 
 def test_a_row_without_a_column_is_skipped(run: Run, images: Path) -> None:
@@ -276,7 +414,6 @@ def cached_data_set(hub: Path, name: str, files: dict[str, bytes], revision: str
     return repository
 
 
-IMAGES = {name: solid_image(shade).data for shade, name in enumerate(FILES)}
 NAMED = "file_name,label\n" + "".join(f"{name},{name[:3]}\n" for name in FILES)
 
 
@@ -290,7 +427,12 @@ def test_a_cache_of_the_hub_is_read(run: Run, tmp_path: Path, files: dict[str, b
     for source in (hub, hub / "datasets--me--pets", hub / "datasets--me--pets/snapshots/a1"):
         (tmp_path / "k.db").unlink(missing_ok=True)
         assert added_labels(run, source) == LABELS
-    assert run("eval", f"image-folder:{hub}", "--methods", "nearest", "--dry-run").code == 0
+    has_table = "metadata.csv" in files
+    table = hub / "datasets--me--pets/snapshots/a1/metadata.csv"
+    planned = run("eval", f"image-folder:{hub}", "--methods", "nearest", "--dry-run")
+    assert (planned.code, f"table:{table}" in planned.err) == (int(has_table), has_table)
+    if has_table:
+        assert run("eval", f"table:{table}", "--methods", "nearest", "--dry-run").code == 0
     outside = "file_name,label\n../../../../secret.png,cat\n"
     cached_data_set(hub, "me--pets", {"metadata.csv": outside.encode()}, "a2")
     (tmp_path / "secret.png").write_bytes(solid_image(3).data)
@@ -306,12 +448,6 @@ def test_a_cache_of_the_hub_needs_one_data_set(run: Run, tmp_path: Path) -> None
         cached_data_set(tmp_path / "hub", name, IMAGES)
     refused = run("add", "k.db", "hub")
     assert "name one: hub/datasets--me--cats, hub/datasets--me--dogs" in refused.err
-
-
-def write_zip(path: Path, files: dict[str, bytes]) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
 
 
 @pytest.mark.parametrize("prefix", ["", "pets/", "export/pets/", "pets\\"])
@@ -346,6 +482,70 @@ def test_names_in_a_zip_are_utf_8_also_without_the_flag(run: Run, tmp_path: Path
     assert added_labels(run, "my.zip") == {"café": 1, "dog": 1}
 
 
+# The values of a column of labels in CSV, JSON and Python, and the label of all formats.
+VALUES: dict[str, tuple[str, object, str]] = {
+    "a negative number": ("-1", -1, "-1"),
+    "a whole number": ("7", 7, "7"),
+    "a whole float": ("1.0", 1.0, "1"),
+    "zero": ("0.0", 0.0, "0"),
+    "a fraction": ("2.5", 2.5, "2.5"),
+    "true": ("True", True, "True"),
+    "false": ("False", False, "False"),
+    "an id": ("007", "007", "007"),
+    "a version": ("1.0.0", "1.0.0", "1.0.0"),
+}
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize("form", ["csv", "jsonl", "labels", "metadata.jsonl", "parquet"])
+@pytest.mark.parametrize("case", VALUES)
+def test_a_label_is_the_same_in_all_formats(images: Path, case: str, form: str) -> None:
+    cell, value, expected = VALUES[case]
+    row = {"image": FILES[0], "label": value}
+    if form == "csv":
+        Path("my.csv").write_text(f"image,label\n{FILES[0]},{cell}\n")
+        [found] = load_table("my.csv")
+    elif form == "metadata.jsonl":
+        Path(form).write_text(json.dumps(row))
+        [found] = load_table(form)
+    elif form == "parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        pytest.importorskip("datasets")
+        parquet.write_table(pytest.importorskip("pyarrow").Table.from_pylist([row]), "my.parquet")
+        [found] = load_hugging_face("my.parquet")
+    else:
+        lists = {"image": FILES[0], "labels": [value]}
+        Path("my.jsonl").write_text(json.dumps(lists if form == "labels" else row))
+        [found] = load_jsonl("my.jsonl")
+    assert found.answer == expected
+
+
+# A cell of labels or of answers: the labels and the answer.
+CELLS: dict[str, tuple[str, str, tuple[str, ...] | None, str]] = {
+    "as Python prints it": ("label", "['pug', 'dog']", ("pug", "dog"), "pug, dog"),
+    "as JSON": ("label", '["pug","dog"]', ("pug", "dog"), "pug, dog"),
+    "as NumPy prints it": ("label", "['pug' 'dog']", ("pug", "dog"), "pug, dog"),
+    "numbers": ("label", "[1, 2.0]", ("1", "2"), "1, 2"),
+    "an empty list": ("label", "[]", (), "none"),
+    "a text in brackets": ("label", "[sic] dog", None, "[sic] dog"),
+    "a quoted text in brackets": ("label", "[sic] 'dog'", None, "[sic] 'dog'"),
+    "words in brackets": ("label", "[pug, dog]", None, "[pug, dog]"),
+    "answers of annotators": ("answer", "['no', 'yes', 'yes']", None, "yes"),
+    "an interval": ("answer", "[1, 2]", None, "[1, 2]"),
+    "an answer in brackets": ("answer", "[sic] dog", None, "[sic] dog"),
+}
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize("case", CELLS)
+def test_a_printed_list_is_a_list(images: Path, case: str) -> None:
+    column, cell, labels, answer = CELLS[case]
+    with Path("my.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["image", column], [FILES[0], cell]])
+    [found] = load_table("my.csv")
+    assert (found.labels, found.answer) == (labels, answer)
+
+
 @pytest.mark.parametrize("suffix", [".JSONL", ".Csv", ".PARQUET"])
 def test_suffixes_may_have_upper_case(run: Run, images: Path, suffix: str) -> None:
     rows = [{"image": name, "label": name.split("/")[0]} for name in FILES]
@@ -373,6 +573,59 @@ def test_a_zip_of_splits_needs_one(run: Run, tmp_path: Path) -> None:
     refused = run("add", "k.db", "tv.zip")
     assert (refused.code, "contains the splits train and valid" in refused.err) == (1, True)
     assert added_labels(run, "tv.zip", "--split", "val") == LABELS
+
+
+def test_a_folder_in_a_zip_is_a_source(run: Run, tmp_path: Path) -> None:
+    files = {f"data/{split}/{n}": d for split in ("train", "val") for n, d in IMAGES.items()}
+    write_zip(tmp_path / "s1.zip", files)
+    for folder in ("s1.zip/data/train", "s1.zip/data/val/"):
+        Path("k.db").unlink(missing_ok=True)
+        assert added_labels(run, folder) == LABELS
+    assert added_labels(run, "s1.zip/data", "--split", "val") == LABELS
+    planned = run("eval", "image-folder:s1.zip/data/train", "--methods", "nearest", "--dry-run")
+    assert planned.code == 0, planned.err
+    for missing in ("s1.zip/data/test", "other.zip", "other.zip/data"):
+        assert run("add", "other.db", missing).code == 1
+
+
+PNG = IMAGES[FILES[0]]
+# Entries, and the words that name the problem.
+ENTRIES: dict[str, tuple[list[tuple[str, bytes]], list[str], int]] = {
+    "all outside": (
+        [("../a.png", PNG), ("/b.png", PNG)],
+        ["'../a.png' leads outside", "'/b.png' leads"],
+        1,
+    ),
+    "outside, damaged": (
+        [("../a.png", PNG), ("cat/1.png", b"x")],
+        ["'../a.png' leads", "1.png"],
+        1,
+    ),
+    "nested": ([("cat/1.png", PNG), ("dog.ZIP", b"PK")], ["'dog.ZIP' is an archive itself"], 0),
+    "nested alone": ([("x/dog.zip", b"PK")], ["'x/dog.zip' is an archive itself"], 1),
+    "twice": (
+        [("cat/1.png", PNG), ("cat/1.png", IMAGES[FILES[1]])],
+        ["'cat/1.png' occurs twice"],
+        0,
+    ),
+    "twice on Windows": (
+        [("cat/1.png", PNG), ("cat\\1.png", IMAGES[FILES[1]])],
+        ["'cat\\\\1.png' occurs twice"],
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENTRIES)
+def test_unusual_entries_of_a_zip_are_named(run: Run, tmp_path: Path, case: str) -> None:
+    entries, problems, code = ENTRIES[case]
+    with zipfile.ZipFile("my.zip", "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of equal names
+        for name, data in entries:
+            archive.writestr(name, data)
+    added = run("add", "k.db", "my.zip", "--embed", "pixels")
+    assert added.code == code, added.err
+    assert all(problem in added.err for problem in problems), added.err
 
 
 OUTSIDE = ("../out.png", "/etc/out.png", "C:\\pets\\out.png", "cat\\..\\..\\out.png")

@@ -91,7 +91,7 @@ def test_a_better_embedder_embeds_the_base_again(run: Run, colours: Path) -> Non
     assert [one["embedder"] for one in embedder["trials"]] == ["words", "pixels"]
     assert (embedder["changed"], found["chosen"]["embedder"]) == (True, "pixels")
     views = orjson.loads(run("stats", "k.db", "--json").out)["views"]
-    assert views["default"]["embedder"] == PixelEmbedder.fingerprint
+    assert views["default"]["embedder"] == "pixels"
     assert run("verify", "k.db", "--deep").code == 0
     done = run("classify", "k.db", colours / "sky" / "3.png", "--method", "knn", "--json")
     assert orjson.loads(done.out)[0]["answer"] == "sky"

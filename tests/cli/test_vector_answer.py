@@ -119,7 +119,7 @@ def test_passages_are_rejected(run: Run, method: str, pets: Path) -> None:
     run("add", "k.db", "p.jsonl", "--passages", "--embed", "words")
     done = run("classify", "k.db", "query.jpg", "--method", method)
     assert done.code != 0
-    assert f"{method} needs labelled examples, got 1 passages" in done.err
+    assert f"{method} needs labelled examples, got 1 passage " in done.err
 
 
 @METHODS

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from bottega import KnowledgeBase, PixelEmbedder, Query, TokenEmbedder, load_image_folder
+from bottega.errors import EmbedderMismatchError
 from bottega.knowledge import View
 from bottega.types import Example
 from tests.cli.conftest import Run
@@ -82,10 +83,21 @@ def test_another_embedder_gets_a_hint(run: Run, pets: Path) -> None:
         assert "bottega reindex k.db --embed bundled" in failed.err
 
 
+def test_python_names_the_embedders_of_a_mismatch(run: Run, pets: Path) -> None:
+    run("add", "k.db", pets, "--embed", "pixels")
+    with pytest.raises(EmbedderMismatchError) as raised:
+        KnowledgeBase.open("k.db", TokenEmbedder.bundled())
+    hint = "omit embed= to open it with pixels, or build a new file with words"
+    assert raised.value.hint == hint
+    with KnowledgeBase.open("k.db") as opened:
+        assert opened.embedder().fingerprint == raised.value.stored
+
+
 def test_stats_list_every_view(run: Run, file: Path) -> None:
     views = record(run("stats", file, "--json").json)["views"]
     assert list(views) == ["image", "answer", "odd"]
-    assert views["odd"] == {"embedder": "odd-1", "dimension": 8}
+    assert views["odd"] == {"embedder": "odd-1", "fingerprint": "odd-1", "dimension": 8}
+    assert views["answer"]["embedder"] == "words"
     printed = run("stats", file).out
     for view in views.values():
         assert view["embedder"] in printed and str(view["dimension"]) in printed
@@ -146,7 +158,7 @@ def test_an_empty_view_name_is_rejected(run: Run, pets: Path) -> None:
     failed = run("reindex", "k.db", "--by", "", "--embed", "words")  # an empty shell variable
     assert failed.code == 2
     assert "view name is invalid" in failed.err
-    assert "pixels" in record(run("stats", "k.db", "--json").json)["embedder"]
+    assert record(run("stats", "k.db", "--json").json)["embedder"] == "pixels"
 
 
 def test_a_binary_note_is_reported_as_damage(run: Run, pets: Path) -> None:
@@ -202,8 +214,8 @@ def test_repair_rebuilds_its_own_vectors_and_names_the_others(run: Run, file: Pa
     connection.close()
     repaired = run("verify", file, "--repair")
     assert repaired.code == 1
-    assert "repaired: 1 vectors 'looks'" in repaired.out
-    assert "WRONG: 1 vectors 'answer' are missing or damaged" in repaired.out
+    assert "repaired: 1 vector 'looks'" in repaired.out
+    assert "WRONG: 1 vector 'answer' missing or damaged" in repaired.out
     assert "; repaired only with the embedder" in repaired.out
 
 
@@ -216,7 +228,8 @@ def test_words_and_dual_are_valid_embedders(run: Run, pets: Path) -> None:
     ):
         run("add", f"{spec}.db", source, "--embed", spec)
         stats = record(run("stats", f"{spec}.db", "--json").json)
-        assert stats["embedder"].startswith(begins)
+        assert stats["embedder"] == stats["views"]["default"]["embedder"] == spec
+        assert stats["views"]["default"]["fingerprint"].startswith(begins)
         assert run("ask", "What is it?", "--kb", f"{spec}.db", *QUIET).code == 0
 
 

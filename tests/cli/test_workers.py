@@ -129,6 +129,33 @@ def test_a_first_worker_that_ends_fails_the_start(
         assert asyncio.run(supervisor.run()) == status
 
 
+@pytest.mark.parametrize(("end", "status"), [(0, 0), (3, 1)])
+def test_the_status_says_whether_all_workers_drained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: int, status: int
+) -> None:
+    """The stand-in of a worker listens, says that it has started, and ends with the status `end`
+    when it is told to."""
+    worker, config = tmp_path / "worker", gateway_config(tmp_path, "http://127.0.0.1:9/v1")
+    worker.write_text(
+        f"#!{sys.executable} -I\n"
+        "import sys\nfrom multiprocessing.connection import Connection\n"
+        "channel = Connection(int(sys.argv[-1]))\n"
+        f"channel.recv_bytes()\nchannel.send(False)\nchannel.recv_bytes()\nsys.exit({end})\n"
+    )
+    worker.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(worker))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        supervisor = Supervisor(
+            config,
+            1,
+            [listening],
+            style="json",
+            announce=lambda _: os.kill(os.getpid(), signal.SIGTERM),
+            read=lambda: config,
+        )
+        assert asyncio.run(supervisor.run()) == status
+
+
 def test_several_workers_need_shared_state(run: Run, endpoint: Server, tmp_path: Path) -> None:
     file = write_config(tmp_path, endpoint.url)
     ran = run("serve", "--config", file, "--workers", 2)

@@ -26,6 +26,7 @@ def test_saved_compressor_loads_equal(tmp_path: Path, prompting: str) -> None:
 
 
 def test_half_precision_halves_the_file(tmp_path: Path) -> None:
+    tmp_path /= "made/with/parents"
     for half in (True, False):
         save(tiny_models.racc(), tmp_path / str(half), hyper=hyper(), base=model().model, half=half)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 from PIL import ImageDraw, ImageOps
+from sklearn import datasets
 
+from bottega import KnowledgeBase, PixelEmbedder, load_image_folder
 from bottega.errors import BottegaError, LoadError, NoticeError, SettingError
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from tests.paths import SHARED
@@ -148,6 +151,99 @@ def test_copies_in_other_bytes_are_reported_once(tmp_path: Path, edit: str) -> N
     assert str(notice).startswith("1 of 7 evaluated items look like labelled examples in another")
     pair = (tmp_path / "test" / "dog" / f"copy.{suffix}", tmp_path / "train" / "dog" / "2.png")
     assert " and ".join(map(str, pair)) in str(notice)
+
+
+def photographs() -> list[Pillow.Image]:
+    """Return eight real photographs: the quarters of scikit-learn's two."""
+    found = []
+    for name in ("china.jpg", "flower.jpg"):
+        whole = Pillow.fromarray(datasets.load_sample_image(name))
+        width, height = whole.width // 2, whole.height // 2
+        for left, top in ((0, 0), (width, 0), (0, height), (width, height)):
+            found.append(whole.crop((left, top, left + width, top + height)))
+    return found
+
+
+def without_edge(image: Pillow.Image, left: int, right: int) -> Pillow.Image:
+    return image.crop((left, left, image.width - right, image.height - right))
+
+
+def with_object(image: Pillow.Image, colour: str, share: float) -> Pillow.Image:
+    changed, (width, height) = image.copy(), image.size
+    radius = share * height / 2
+    box = (width / 2 - radius, height / 2 - radius, width / 2 + radius, height / 2 + radius)
+    ImageDraw.Draw(changed).ellipse(box, fill=colour)
+    return changed
+
+
+def scaled(image: Pillow.Image, factor: float) -> Pillow.Image:
+    return image.resize((round(image.width * factor), round(image.height * factor)))
+
+
+# Scale and JPEG quality of the copies of the photographs.
+COPIES = [
+    *((1, quality) for quality in (10, 20, 30, 60, 90)),
+    *((scale, 95) for scale in (1 / 3, 1 / 2, 2)),
+    *((1 / 3, 20), (1 / 3, 60), (1 / 2, 10), (1 / 2, 60), (2, 10)),
+]
+# Two images of a scene that are different images.
+SCENES: dict[str, tuple[Callable[[Pillow.Image], Pillow.Image], ...]] = {
+    "a small object": (lambda image: with_object(image, "red", 0.15), lambda image: image),
+    "another small object": tuple(
+        partial(with_object, colour=colour, share=0.2) for colour in ("red", "white")
+    ),
+    "another object": tuple(
+        partial(with_object, colour=colour, share=0.4) for colour in ("navy", "white")
+    ),
+    "a moved camera": (
+        lambda image: without_edge(image, 0, 16),
+        lambda image: without_edge(image, 16, 0),
+    ),
+}
+
+
+def reported_of(root: Path, pairs: list[tuple[Pillow.Image, Pillow.Image]], quality: int) -> str:
+    """Return what is reported if each pair is an example and an item."""
+    for split in ("train", "test"):
+        for label in ("cat", "dog"):
+            (root / split / label).mkdir(parents=True)
+    for number, (known, item) in enumerate(pairs):
+        label = ("cat", "dog")[number % 2]
+        known.save(root / "train" / label / f"{number}.png")
+        item.save(root / "test" / label / f"{number}.jpg", quality=quality)
+    reported: list[BottegaError] = []
+    load_benchmark(f"image-folder:{root}", seed=0, on_error=reported.append)
+    return " ".join(map(str, reported))
+
+
+@pytest.mark.parametrize(("scale", "quality"), COPIES)
+def test_compressed_copies_of_photographs_are_found(
+    tmp_path: Path, scale: float, quality: int
+) -> None:
+    pairs = [(image, scaled(image, scale)) for image in photographs()]
+    assert reported_of(tmp_path, pairs, quality).startswith("8 of 8 evaluated items look like")
+
+
+@pytest.mark.parametrize("case", SCENES)
+def test_different_photographs_of_a_scene_are_no_copies(tmp_path: Path, case: str) -> None:
+    first, second = SCENES[case]
+    pairs = [(first(image), second(image)) for image in photographs()]
+    assert reported_of(tmp_path, pairs, 90) == ""
+
+
+def test_copies_inside_of_a_knowledge_base_are_found(tmp_path: Path) -> None:
+    for number, image in enumerate(photographs()):
+        path = tmp_path / "photos" / ("cat", "dog")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+    scaled(image, 0.5).save(path.with_name("copy.jpg"))
+    with KnowledgeBase.open(tmp_path / "k.db", PixelEmbedder()) as knowledge:
+        knowledge.add(load_image_folder(tmp_path / "photos"))
+    reported: list[BottegaError] = []
+    load_benchmark(f"knowledge-base:{tmp_path / 'k.db'}", seed=0, on_error=reported.append)
+    [notice] = reported
+    assert str(notice).startswith("2 of 9 evaluated items look like labelled examples in another")
+    assert all(str(path.with_name(name)) in str(notice) for name in ("7.png", "copy.jpg"))
 
 
 def test_different_photographs_are_no_copies() -> None:

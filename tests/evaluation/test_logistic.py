@@ -205,7 +205,7 @@ def test_passages_are_rejected() -> None:
     passage = Example(Query("A passage", (solid_image(1),)), "")
     with (
         filled(passage, example("a", 9)) as knowledge,
-        pytest.raises(SettingError, match="got 1 passages without an answer"),
+        pytest.raises(SettingError, match="got 1 passage without an answer"),
     ):
         check_labelled(knowledge, "logreg")
 

@@ -20,7 +20,11 @@ from bottega.evaluation.streams.stream_plan import (
     plan_streams,
 )
 from bottega.evaluation.streams.stream_runs import StreamSetup, run_streams
-from bottega.evaluation.streams.stream_summary import CurvePoint, summarize_streams
+from bottega.evaluation.streams.stream_summary import (
+    CurvePoint,
+    scores_without_cache,
+    summarize_streams,
+)
 from bottega.generation import ReplayGenerator, ScriptedGenerator
 from bottega.protocols import Tier
 from bottega.recipes.cache_retrieval import CacheRetrieval
@@ -129,6 +133,15 @@ async def test_streams_of_one_model_ask_no_other(data: Benchmark, router: str) -
     results = await run_streams(made, streams, concurrency=1)
     tiers = [{one.tier for one in results[stream].scored} for stream in streams]
     assert tiers == [{"apprentice"}, {"master"}]
+
+
+async def test_the_vote_is_compared_with_the_apprentice_alone(data: Benchmark) -> None:
+    streams = [Stream(Curve(control="no-cache"), rate, 1) for rate in (0, 1)]
+    results = await run_streams(setup(data, apprentice()), streams, concurrency=1)
+    found = scores_without_cache(results, "master")
+    for item in data.items:
+        scores = [found[tier, str(item.query.id)] for tier in ("", "apprentice", "master")]
+        assert scores == [0.0, 0.0, 1.0]
 
 
 async def test_random_control_shows_any_answer_but_that_of_the_own_question() -> None:

@@ -140,7 +140,7 @@ def test_several_labels_must_all_be_named() -> None:
         ([Example(square("red", i), "red") for i in range(3)], "two labels, got 'red'"),
         ([Example(square(name, 0), name) for name in COLOURS], "a label with two images"),
         ([Example(square("red", i), f"answer {i}") for i in range(3)], "a label with two images"),
-        ([Example(square("red", 0), "")], "labelled examples, got 1 passages"),
+        ([Example(square("red", 0), "")], "labelled examples, got 1 passage "),
     ],
 )
 def test_a_base_that_cannot_be_tuned_is_rejected(examples: list[Example], problem: str) -> None:

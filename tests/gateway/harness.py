@@ -124,6 +124,7 @@ def harness(
     *,
     master: Generator | Upstream | None = None,
     apprentice: Generator | Upstream | None = None,
+    middle: Mapping[str, Generator] | None = None,
     capabilities: Mapping[str, TierCapabilities] | None = None,
     replays: bool = True,
     identity: Any = "bytes",
@@ -143,6 +144,7 @@ def harness(
     double = ScriptedGenerator(last_turn)
     parts = {
         "apprentice": apprentice or double,
+        **(middle or {}),
         "master": master or ScriptedGenerator(last_turn, name="big"),
     }
     tiers = [

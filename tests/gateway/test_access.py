@@ -71,6 +71,7 @@ def test_key_with_a_concurrency_limit_leaves_slots_free(
         endpoint.answers = [slow]
         half = [clients.submit(ask, url, f"greedy {n}", key=greedy) for n in range(4)]
         _wait_until(lambda: gateway.app.in_flight == 4)
+        assert b"bottega_requests_in_flight 4.0" in gateway.metrics.exposition()
         again = http_error_of(lambda: ask(url, "greedy again", key=greedy))
         assert again == (429, "too_many_concurrent_requests")
         _wait_until(lambda: gateway.app.in_flight == 4)

@@ -3,10 +3,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from multiprocessing import Pipe
 from typing import Any
 
 from bottega.gateway.running.process import DrainingServer, uvicorn_config
 from bottega.gateway.running.server import Admission
+from bottega.gateway.running.worker import WorkerServer
+from bottega.gateway.running.workers import DRAIN, STOP
 
 
 async def test_admission_counts_rejects_and_finishes() -> None:
@@ -51,22 +54,28 @@ async def test_admission_counts_rejects_and_finishes() -> None:
     await asyncio.wait_for(admission.finish(60), 30)
 
 
-async def test_replies_in_progress_end_their_connections_while_draining() -> None:
-    started, begun, release = asyncio.Event(), asyncio.Event(), asyncio.Event()
+class HangingApp:
+    """ASGI application whose requests wait for `release`."""
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+    def __init__(self) -> None:
+        self.begun, self.release = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             while True:
                 message = await receive()
                 await send({"type": f"{message['type']}.complete"})
                 if message["type"] == "lifespan.shutdown":
                     return
-        begun.set()
-        await release.wait()
+        self.begun.set()
+        await self.release.wait()
         length = [(b"content-length", b"2")]
         await send({"type": "http.response.start", "status": 200, "headers": length})
         await send({"type": "http.response.body", "body": b"ok"})
 
+
+async def test_replies_in_progress_end_their_connections_while_draining() -> None:
+    app, started = HangingApp(), asyncio.Event()
     admission = Admission(app, 1)
     listener = socket.create_server(("127.0.0.1", 0))
     server = DrainingServer(uvicorn_config(admission), admission, 5.0, started.set)
@@ -74,12 +83,44 @@ async def test_replies_in_progress_end_their_connections_while_draining() -> Non
     await started.wait()
     reader, writer = await asyncio.open_connection(*listener.getsockname())
     writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
-    await begun.wait()
+    await app.begun.wait()
     server.drain()
     await asyncio.sleep(0.01)
-    release.set()
+    app.release.set()
     # A further request on this connection might otherwise be cut off by the end of the process.
     reply = await asyncio.wait_for(reader.read(), 30)
     assert b"connection: close" in reply and reply.endswith(b"ok")
     writer.close()
     await serving
+
+
+async def test_a_worker_that_drains_stops_at_once_when_told_to() -> None:
+    app, started = HangingApp(), asyncio.Event()
+    admission = Admission(app, 1)
+    listener = socket.create_server(("127.0.0.1", 0))
+    supervisor, channel = Pipe()
+    server = WorkerServer(
+        uvicorn_config(admission),
+        admission,
+        1e9,
+        started.set,
+        channel=channel,
+        apply=lambda config: None,
+    )
+    serving = asyncio.create_task(server.serve([listener]))
+    await started.wait()
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    await app.begun.wait()
+    supervisor.send(DRAIN)
+    done, _ = await asyncio.wait([serving], timeout=0.5)
+    assert not done
+    supervisor.send(STOP)
+    await asyncio.wait_for(serving, 60)
+    assert admission.closing and not app.release.is_set()
+    asyncio.get_running_loop().remove_reader(channel.fileno())
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()  # the process would end here
+    assert await reader.read() == b""
+    for one in (writer, supervisor, channel):
+        one.close()

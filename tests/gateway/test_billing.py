@@ -11,7 +11,7 @@ import pytest
 from bottega.gateway.accounting.limiter import UNSEEN_PROMPT, LocalLimiter, TokenEstimates
 from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.ports import RequestRecord, ServedTier, TierCapabilities, UpstreamCall
-from bottega.gateway.request.calls import Bill, allowed_output
+from bottega.gateway.request.calls import Bill, allowed_output, expected_tokens, fitting
 from bottega.generation import ScriptedGenerator
 from bottega.openai_api.request import parse_request
 from bottega.protocols import Tier
@@ -150,6 +150,23 @@ def test_output_is_limited_by_the_context(context: int | None, tokens: int) -> N
     )
     assert allowed_output(UpstreamCall(served, {}), 900) == tokens
     assert allowed_output(UpstreamCall(served, {}), 2000) == min(2000, context or 2000)
+
+
+def test_demonstrations_are_expected_at_their_length() -> None:
+    chat = parse_request({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    shown = [Candidate(Example(Query("abcdefg"), answer), 1.0) for answer in ("1234567", "123456")]
+    assert expected_tokens(chat, []) == chat.prompt_tokens
+    assert expected_tokens(chat, shown[:1]) == chat.prompt_tokens + 4  # of 3.5 characters
+    assert expected_tokens(chat, shown) == chat.prompt_tokens + 8
+
+
+def test_demonstrations_leave_room_for_the_reply() -> None:
+    message = {"role": "user", "content": "a question of some length"}
+    chat = parse_request({"model": "m", "messages": [message], "max_tokens": 10})
+    shown = [Candidate(Example(Query("abcdefg"), "1234567"), 1.0)]
+    needed = expected_tokens(chat, shown) + 10
+    assert fitting(shown, chat, TierCapabilities(context=needed)) == shown
+    assert fitting(shown, chat, TierCapabilities(context=needed - 1)) == []
 
 
 def test_output_is_limited_by_the_tier() -> None:

@@ -13,6 +13,7 @@ import pytest
 from bottega.errors import EmbeddingError, MissingDependencyError, SettingError, StoreError
 from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.running.build import build
+from bottega.generation import ScriptedGenerator
 from bottega.types import Query
 from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
 from tests.gateway.harness import harness, raw, user_messages
@@ -144,7 +145,8 @@ def test_unreadable_questions_go_to_the_master_and_outages_to_the_cheapest_tier(
     async def fail(query: Query, /) -> Any:
         raise error
 
-    with harness(tmp_path, route=lambda tiers: fail) as server:
+    middle = {"middle": ScriptedGenerator(lambda prompt: "no")}
+    with harness(tmp_path, route=lambda tiers: fail, middle=middle) as server:
         assert raw(server, user_messages(1)).headers["x-bottega-route"] == tier
         assert server.wait(1).degraded
 

@@ -212,6 +212,9 @@ def test_report_compares_variants(ledger: Ledger) -> None:
     assert (agreement.a.value, agreement.b.value) == pytest.approx((0.2, 0.9))
     low, high = agreement.difference.low, agreement.difference.high
     assert low is not None and high is not None and 0.5 < low < 0.7 < high
+    # Both intervals hold together only if each is wider than on its own.
+    assert agreement.a.high is not None and agreement.b.low is not None
+    assert low < agreement.b.low - agreement.a.high
     assert found["rating"].difference and (found["rating"].difference.low or 0) > 0.5
     assert found["failed"].a and 0.05 < found["failed"].a.value < 0.2
     assert found["failed"].b and found["failed"].b.value == 0

@@ -150,6 +150,17 @@ def test_rejections_do_not_lead_a_key_to_a_master_that_it_may_not_use(tmp_path: 
                 raw(server, user_messages(1), temperature=0.5)
 
 
+def test_rejections_lead_a_key_to_another_tier_that_it_may_use(tmp_path: Path) -> None:
+    account = Account("a", "team", tiers=("apprentice", "middle"))
+    strict = ScriptedGenerator([REJECTIONS[0]])
+    middle = {"middle": ScriptedGenerator(lambda prompt: "yes")}
+    with harness(
+        tmp_path, apprentice=strict, middle=middle, authenticate=lambda key: account
+    ) as server:
+        answer = raw(server, user_messages(1), temperature=0.5)
+    assert answer.headers["x-bottega-route"] == "middle"
+
+
 TEMPLATE = PromptRejectedError("the chat template rejects the prompt", hint="merge the turns")
 
 

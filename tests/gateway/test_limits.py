@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from bottega.gateway.request.reading import Limits
+from bottega.gateway.request.reading import Limits, read_images
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
-from bottega.openai_api.request import parse_request
+from bottega.openai_api.request import ImagePart, parse_request
 
 PIXEL = Image.from_pillow(Pillow.new("RGB", (8, 6), "red"))
 IMAGE = {"type": "image_url", "image_url": {"url": PIXEL.data_url, "detail": "low"}}
@@ -283,6 +283,16 @@ def test_image_pixels_are_limited() -> None:
     assert caught.value.param == "messages[0]"
     with pytest.raises(ApiError, match="together"):
         Limits(image_mb=0).check_fetched([PIXEL], "messages")
+
+
+async def test_images_of_a_request_are_limited_together_after_their_fetch() -> None:
+    async def fetch(url: str) -> Image:
+        return PIXEL
+
+    parts = [ImagePart(f"https://x.example/{n}.png", None, f"p{n}", {}) for n in range(2)]
+    assert len(await read_images(parts, fetch, Limits(request_pixels=2 * 48))) == 2
+    with pytest.raises(ApiError, match="together"):
+        await read_images(parts, fetch, Limits(request_pixels=2 * 48 - 1))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -118,3 +119,22 @@ async def test_failed_opening_is_retried(tmp_path: Path) -> None:
             await tenants.open("a")
     assert calls == ["a", "a"]
     await tenants.aclose()
+
+
+async def test_openings_that_fail_while_the_gateway_closes_are_no_error(tmp_path: Path) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def open_one(name: str) -> tuple[Tenant, KnowledgeBase]:
+        begun.set()
+        goes_on.wait(60)
+        raise StoreError("the disk is gone")
+
+    tenants = NamespacePool(open_one, 2)
+    opening = asyncio.create_task(tenants.open("a"))
+    await asyncio.to_thread(begun.wait, 60)
+    closing = asyncio.create_task(tenants.aclose())
+    await asyncio.sleep(0)
+    goes_on.set()
+    await closing
+    with pytest.raises(StoreError, match="the disk is gone"):
+        await opening

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.error
 import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator
@@ -16,12 +17,14 @@ from bottega.bundled import bundled_compressor, bundled_folder
 from bottega.compression import PassageStore, StoreManifest, load
 from bottega.errors import SettingError
 from bottega.gateway.config.config_file import parse_config
+from bottega.gateway.request.stored_passages import StoredPassages
 from bottega.gateway.running.build import build
 from bottega.gateway.running.tiers import build_tiers
 from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase, TokenEmbedder
 from bottega.naming import open_model
+from bottega.openai_api.errors import ApiError
 from bottega.recipes.racc import compressor_loader
 from bottega.recording import StoredTrace, TraceStore
 from bottega.tasks.glyphs import FactTask
@@ -168,6 +171,22 @@ def test_unreadable_passages_are_left_out(
     assert headers["x-bottega-demonstrations"] == "0"
     assert ('warnings_total{reason="no passages"} 1.0' in exposition) is (damage == "damaged")
     assert newest_trace(tmp_path).compression is None
+
+
+def test_an_error_of_the_client_is_not_a_missing_passage(
+    cache: KnowledgeBase, tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A budget that is spent during the retrieval refuses the request."""
+
+    async def read(*given: object) -> None:
+        raise ApiError("the budget is spent", status=429, code="insufficient_quota", hint="wait")
+
+    monkeypatch.setattr(StoredPassages, "read", read)
+    with run_gateway(build(parse_config(config_text(tmp_path, store)), ENVIRONMENT)) as url:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            post(url)
+        with refused.value as error:
+            assert error.code == 429 and b"the budget is spent" in error.read()
 
 
 def refused(text: str) -> tuple[str, str]:

@@ -84,11 +84,12 @@ def test_gate_shows_demonstrations_that_help(
 def test_master_answers_of_measurements_are_stored_and_counted(tmp_path: Path) -> None:
     gate = BenefitGate()
     _, customize, change = shadow_parts(gate, gated=False)
+    charged: list[float] = []
     with harness(
         tmp_path,
         master=ScriptedGenerator(lambda prompt: "seven", name="big"),
         apprentice=ScriptedGenerator(correct_with_example),
-        customize=customize,
+        customize=lambda tenant: replace(customize(tenant), charge=charged.append),
         change=change,
     ) as server:
         raw(server, user_messages(100), "bottega/master")
@@ -98,6 +99,7 @@ def test_master_answers_of_measurements_are_stored_and_counted(tmp_path: Path) -
         assert sorted(one.route for one in samples) == ["apprentice", "master"]
         assert {one.request_id for one in samples} == {answer.headers["x-request-id"]}
         assert all(one.cost_usd for one in samples)
+        assert sorted(charged) == sorted(one.cost_usd or 0.0 for one in samples)
         assert len(server.examples()) == 2
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,48 @@ def test_files_that_cannot_be_loaded_are_named(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"PAR1 and then nothing")
     with pytest.raises(LoadError, match=r"x\.parquet cannot be loaded"):
         list(load_hugging_face(tmp_path / "x.parquet"))
+
+
+GOOD = {"image": [solid_image(1).data] * 2, "label": ["cat", "dog"]}
+TIME = datetime(2020, 1, 1)
+# Columns, bytes cut off at the end, and the error.
+DAMAGED: dict[str, tuple[dict[str, object], int | None, str]] = {
+    "nothing": (GOOD, 0, r"x\.parquet cannot be loaded.* 0 bytes"),
+    "the first bytes": (GOOD, 40, r"x\.parquet cannot be loaded"),
+    "all but the end": (GOOD, -30, r"x\.parquet cannot be loaded"),
+    "no rows": ({"image": [], "label": []}, None, r"x\.parquet has no rows"),
+    "a map": (
+        {**GOOD, "boxes": pa.array([[("x", 1)]] * 2, pa.map_(pa.string(), pa.int64()))},
+        None,
+        r"x\.parquet: the column 'boxes' has the type map<string, int64",
+    ),
+    "times as labels": (
+        {**GOOD, "label": [TIME] * 2},
+        None,
+        r"x\.parquet, train, row 0: .* got datetime, in the column 'label'",
+    ),
+    "numbers as images": (
+        {**GOOD, "image": [1, 2]},
+        None,
+        r"x\.parquet, train, row 0, column 'image': image must be bytes or a path, got int",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_unreadable_parquet_files_are_named(tmp_path: Path, case: str) -> None:
+    columns, end, expected = DAMAGED[case]
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pa.table(columns), path)
+    path.write_bytes(path.read_bytes()[:end])
+    with pytest.raises(LoadError, match=expected) as raised:
+        list(load_hugging_face(path))
+    assert raised.value.hint and "network" not in raised.value.hint
+    if end is not None or "row 0" not in expected:
+        path.rename(tmp_path / "train-00001-of-00002.parquet")
+        parquet.write_table(pa.table(GOOD), tmp_path / "train-00000-of-00002.parquet")
+        with pytest.raises(LoadError, match=expected.replace("x", "train-00001-of-00002", 1)):
+            list(load_hugging_face(tmp_path))
 
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -83,7 +83,31 @@ def test_numbers_are_texts_also_in_lists(tmp_path: Path) -> None:
     (found,) = load_jsonl(path)
     assert (found.query.choices, found.answer) == (("1", "2.5"), "2.5")
     with pytest.raises(LoadError, match="labels must be a list of texts, got list"):
-        list(load_jsonl(written(tmp_path, {"labels": [True]})))
+        list(load_jsonl(written(tmp_path, {"labels": [["x"]]})))
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({"file_name": "a.png"}, 1),
+        ({"fileName": "a.png"}, 1),
+        ({"image_path": "a.png"}, 1),
+        ({"image_1": "a.png", "image_2": "a.png", "image_3": None}, 2),
+        ({"image": "a.png", "file_name": "other.png"}, 1),
+        ({"images": ["a.png"], "image_1": "other.png"}, 1),
+        ({"image": "a"}, 1),
+        ({"image_count": 2, "path": "notes.txt"}, 0),
+    ],
+)
+def test_images_may_have_usual_names(tmp_path: Path, fields: dict[str, object], count: int) -> None:
+    [found] = load_jsonl(written(tmp_path, {**fields, "answer": "x"}))
+    assert found.query.images == (solid_image(1),) * count
+
+
+def test_urls_are_not_fetched(tmp_path: Path) -> None:
+    row = {"image": f"https://example.org/{'a' * 200}.png", "answer": "x"}
+    with pytest.raises(LoadError, match=r"line 1: image 'https://example\.org.* is not fetched"):
+        list(load_jsonl(written(tmp_path, row)))
 
 
 def test_bad_lines_are_named_by_number_and_the_rest_is_loaded(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from bottega._util.postgres_database import PostgresDatabase
 from bottega.errors import (
     EmbedderMismatchError,
     EmptyKnowledgeBaseError,
+    LogPrunedError,
     SettingError,
     StoreError,
     StoreUnavailableError,
@@ -103,6 +104,16 @@ def test_annotation_keeps_vectors_and_reports_a_change(kb: KnowledgeBase) -> Non
     assert kb.get(str(one.id)).rationale is None
 
 
+def test_reader_behind_the_pruned_log_starts_again(kb: KnowledgeBase) -> None:
+    kb.add(TEXTS[:3])
+    kb.delete(kb.ids()[:2])
+    kb._rows.read("INSERT INTO kb_pruned VALUES ('', 4)")  # type: ignore[attr-defined]
+    with pytest.raises(LogPrunedError, match="after change 3"):
+        list(kb.changes(3))
+    assert [change.deleted for change in kb.changes(4)] == [True]
+    assert [change.id for change in kb.changes() if not change.deleted] == kb.ids()
+
+
 def test_reader_of_changes_misses_no_concurrent_write(database: str) -> None:
     """A number that is assigned earlier may be committed later; a reader must not pass it."""
     seen: set[str] = set()
@@ -169,7 +180,7 @@ def test_verification_finds_a_missing_vector_and_repairs_it(kb: KnowledgeBase) -
     rows = kb._rows
     rows.read("DELETE FROM kb_vectors_1 WHERE key = 2")  # type: ignore[attr-defined]
     report = kb.verify()
-    assert [problem.what[:9] for problem in report.problems] == ["1 vectors"]
+    assert [problem.what[:9] for problem in report.problems] == ["1 vector "]
     assert (report.examples, report.images) == (6, 1)
     assert kb.verify(repair=True).sound and kb.verify(deep=True).problems == ()
 

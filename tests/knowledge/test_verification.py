@@ -39,14 +39,14 @@ SPOILED: list[Spoil] = [
     ("UPDATE images SET data = x'00' WHERE rowid = 1", "bytes of image", False),
     ("DELETE FROM images WHERE rowid = 1", "is missing", False),
     ("UPDATE examples SET answer = 'other' WHERE key = 2", "another question", False),
-    ("DELETE FROM vectors WHERE key = 1", "1 vectors", True),
-    ("UPDATE vectors SET vector = x'00ff' WHERE key = 2", "1 vectors", True),
-    (f"UPDATE vectors SET vector = x'{'00' * 28}0000807f' WHERE key = 2", "1 vectors", True),
-    ("INSERT INTO vectors VALUES (99, 1, zeroblob(32), 0)", "1 vectors of no example", True),
-    ("INSERT INTO uses (key) VALUES (99)", "1 uses of no example", True),
-    ("INSERT INTO images VALUES ('0', 'image/png', 1, 1, x'00')", "images of no example", True),
-    ("INSERT INTO changes (op, key, id) VALUES ('put', 99, 'x')", "rows whose delete", True),
-    ("DELETE FROM changes WHERE key = 3", "rows whose put", True),
+    ("DELETE FROM vectors WHERE key = 1", "1 vector ", True),
+    ("UPDATE vectors SET vector = x'00ff' WHERE key = 2", "1 vector ", True),
+    (f"UPDATE vectors SET vector = x'{'00' * 28}0000807f' WHERE key = 2", "1 vector ", True),
+    ("INSERT INTO vectors VALUES (99, 1, zeroblob(32), 0)", "1 vector of no example", True),
+    ("INSERT INTO uses (key) VALUES (99)", "1 use of no example", True),
+    ("INSERT INTO images VALUES ('0', 'image/png', 1, 1, x'00')", "1 image of no example", True),
+    ("INSERT INTO changes (op, key, id) VALUES ('put', 99, 'x')", "row whose delete", True),
+    ("DELETE FROM changes WHERE key = 3", "row whose put", True),
 ]
 
 
@@ -192,7 +192,7 @@ def test_changed_vector_is_found_without_embedding(
         whole = kb.ids()[1]
     with KnowledgeBase.open(path, None) as kb:
         problem, *of_index = kb.verify().problems
-        assert problem.what.startswith("1 vectors 'default' are missing or damaged: of")
+        assert problem.what.startswith("1 vector 'default' missing or damaged: of")
         assert whole in problem.what
         assert len(of_index) == (exact_up_to == 2)
     with KnowledgeBase.open(path, SeededEmbedder(), hnsw_above=exact_up_to) as kb:
@@ -217,7 +217,7 @@ def test_deep_verify_finds_wrong_vectors(path: Path, statement: str) -> None:
             set_checksums(connection)
         assert kb.verify().problems == ()
         (problem,) = kb.verify(deep=True).problems
-        assert problem.what.startswith("1 vectors 'default' are not what the embedder makes: of")
+        assert problem.what.startswith("1 vector 'default' unlike those of the embedder: of")
         assert kb.ids()[1] in problem.what
         assert kb.verify(deep=True, repair=True).sound
         assert kb.verify(deep=True).problems == ()
@@ -258,8 +258,8 @@ def test_deep_verify_reports_embedding_errors(path: Path) -> None:
             set_checksums(connection)
     with KnowledgeBase.open(path, ImageOnlyEmbedder()) as kb:
         messages = [problem.what for problem in kb.verify(deep=True, repair=True).problems]
-        assert messages[0].startswith("1 vectors 'default' are not")
-        assert messages[1].startswith("1 vectors 'default' cannot be compared: ")
+        assert messages[0].startswith("1 vector 'default' unlike")
+        assert messages[1].startswith("1 vector 'default' not comparable: ")
     with KnowledgeBase.open(path, None) as kb:
         messages = [problem.what for problem in kb.verify(deep=True).problems]
         assert messages == ["vectors 'default' cannot be compared without their embedder"]

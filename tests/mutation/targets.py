@@ -25,13 +25,14 @@ TARGETS = (
         "gateway/test_ledger gateway/test_ledger_writer"
         " gateway/test_limiter gateway/test_accounts gateway/test_budgets"
         " gateway/test_access gateway/test_estimates gateway/test_rollups gateway/test_savings"
-        " gateway/test_sequential gateway/test_feedback cli/test_savings",
+        " gateway/test_sequential gateway/test_feedback gateway/test_experiments cli/test_savings",
     ),
     Target(
         "gateway/request/finalization gateway/request/calls",
         "gateway/test_completion gateway/test_budgets gateway/test_disconnects gateway/test_serving"
         " gateway/test_pinned_answers gateway/test_isolation gateway/test_billing"
-        " gateway/test_stored_repeats gateway/test_shadow gateway/test_user_pipeline",
+        " gateway/test_stored_repeats gateway/test_shadow gateway/test_user_pipeline"
+        " gateway/test_judging",
     ),
     Target(
         "evaluation/runs/run_store evaluation/outcomes evaluation/runs/runner",
@@ -99,7 +100,8 @@ TARGETS = (
     ),
     Target(
         "gateway/request/image_fetcher",
-        "gateway/test_addresses gateway/test_fetching gateway/test_internal_addresses",
+        "gateway/test_addresses gateway/test_fetching gateway/test_internal_addresses"
+        " gateway/test_passed_urls",
     ),
     Target(
         "gateway/state/response_cache",
@@ -136,7 +138,7 @@ TARGETS = (
         " gateway/test_listening gateway/test_namespaces gateway/test_readiness"
         " gateway/test_reload gateway/test_retrieval_methods gateway/test_shared_examples"
         " gateway/test_tuned_settings gateway/test_variants gateway/test_worker_metrics"
-        " gateway/test_user_pipeline cli/test_serve_check cli/test_workers",
+        " gateway/test_user_pipeline gateway/test_access cli/test_serve_check cli/test_workers",
     ),
     Target(
         "gateway/*",
@@ -145,7 +147,7 @@ TARGETS = (
         " gateway/test_http_streams gateway/test_lenient_upstreams gateway/test_local_upstream"
         " gateway/test_error_messages gateway/test_field_policy gateway/test_passages"
         " gateway/test_reasoning gateway/test_search gateway/test_access"
-        " gateway/test_retrieval_methods gateway/test_shared_gateways",
+        " gateway/test_retrieval_methods gateway/test_shared_gateways gateway/test_compared_parts",
     ),
     Target(
         "ui/standalone", "cli/test_ui ui/test_page_guards ui/test_hostile_requests ui/test_cache"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 import sqlite3
@@ -128,6 +129,24 @@ def test_the_page_of_a_run_refreshes_until_it_is_finished(
         page.get_by_role("link", name="Items", exact=True).click()
         expect(page.locator(".items > li")).to_have_count(12)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_older_runs_are_on_the_next_page(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr("bottega.ui.evaluations.RUNS_SHOWN", 2)
+    for number in range(count):
+        shutil.copytree(folder / "done", tmp_path / f"run-{number}")
+        for file in (tmp_path / f"run-{number}").iterdir():
+            os.utime(file, (number, number))
+    with evaluations(tmp_path) as url:
+        client = Client(url)
+        _, newest = client.get("/evaluations")
+        assert ("Older runs" in newest) is (count > 2)
+        assert [f"run-{number}" in newest for number in range(count)][-2:] == [True, True]
+        _, older = client.get("/evaluations", first=2)
+        assert "Older runs" not in older and ("run-0" in older) is (count > 2)
 
 
 def test_disagreements_lead_to_an_item_and_its_report(page: Page, folder: Path) -> None:
@@ -368,4 +387,4 @@ def test_a_run_of_streams_has_its_table_and_its_report(tmp_path: Path) -> None:
         status, text = client.get("/evaluations/items", run="stream")
         assert status >= 400 and "a run of streams" in text
         status, text = client.get("/evaluations/report", run="stream")
-        assert status == 200 and "streams are unfinished" in text
+        assert status == 200 and "unfinished" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -14,6 +15,11 @@ Step = Callable[[int], object]
 Progress = Step | bool | None
 # Begins a stage of longer work, given its title and its number of steps.
 Stages = Callable[[str, int], AbstractContextManager[Step]]
+
+
+def plural(count: int, noun: str, spec: str = "") -> str:
+    """Return a count with its noun, such as `1 reply` or, with `spec` ",", `2,000 replies`."""
+    return f"{count:{spec}} {noun if count == 1 else re.sub('(?<![aeiou])y$', 'ie', noun) + 's'}"
 
 
 def no_stages(title: str, total: int) -> AbstractContextManager[Step]:

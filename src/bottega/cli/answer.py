@@ -12,6 +12,7 @@ from typer import Argument, Exit, Option
 
 from bottega._util.event_loops import for_each, run_closing
 from bottega._util.locations import StoreLocation
+from bottega._util.progress import plural
 from bottega.cli.answer_output import ImageResult, answer_document, kept_text, report_images
 from bottega.cli.answer_search import (
     AskCompressor,
@@ -30,6 +31,7 @@ from bottega.cli.components import (
     open_prices,
     open_prompt,
     open_recorder,
+    traces_option,
 )
 from bottega.cli.knowledge_files import open_to_search
 from bottega.cli.options import (
@@ -157,7 +159,7 @@ def classify(
         open_to_search(file, embed, namespace, by) as knowledge,
         open_recorder(traces if uses_model else StoreLocation(Path(NO_TRACES))) as record,
     ):
-        _note_fewer_examples(shots, knowledge)
+        _note_fewer_examples(None if method == "logreg" else shots, knowledge)
         if (tuned := tuned_for(knowledge)) is not None:
             shots, ordered = shots or tuned.shots, ordered if order else tuned.order
         shots = shots or SHOTS
@@ -195,7 +197,7 @@ def classify(
 
 def _note_fewer_examples(shots: int | None, knowledge: KnowledgeBase) -> None:
     if shots is not None and shots > len(knowledge):
-        note(f"{shots} shots requested; all {len(knowledge)} examples are shown")
+        note(f"{shots} shots requested; only {plural(len(knowledge), 'example')} available")
 
 
 def ask(
@@ -278,8 +280,7 @@ def ask(
         print_json(answer_document(trace))
         return
     say(trace.answer.text)
-    if trace.tree is not None:
-        note(f"{trace.tree.calls} completions; show the search with bottega explain {trace.id}")
+    _note_search(trace, traces)
     if knowledge is None:
         _note_missing(generator.name, trace)
     questions = {one.example.query.text for one in trace.candidates}
@@ -288,6 +289,12 @@ def ask(
             f"the shown examples answer another question: {questions.pop()!r}; ask that question,"
             f" or add examples of yours to {kb}"
         )
+
+
+def _note_search(trace: Trace, traces: StoreLocation | None) -> None:
+    if trace.tree is not None and str(traces) != NO_TRACES:
+        calls, id = plural(trace.tree.calls, "completion"), trace.id
+        note(f"{calls}; show the search with bottega explain {id}{traces_option(traces)}")
 
 
 def _note_missing(model: str, trace: Trace) -> None:

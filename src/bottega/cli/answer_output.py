@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bottega.cli.output import note, plural, print_json, print_table, warn
+from bottega._util.progress import plural
+from bottega.cli.output import note, print_json, print_table, warn
 from bottega.cli.vector_answer import VectorAnswer
 from bottega.errors import BottegaError
 from bottega.recording import ABSTENTION, is_abstention

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -339,6 +340,11 @@ def traces_location(given: StoreLocation | None) -> StoreLocation:
     if given is None and chosen:
         return StoreLocation(chosen if is_postgres_url(chosen) else Path(chosen))
     return given or StoreLocation(Path(typer.get_app_dir("bottega")) / "traces.db")
+
+
+def traces_option(given: StoreLocation | None) -> str:
+    """Return the option that a command needs to read the same traces."""
+    return "" if given is None else f" --traces {shlex.quote(str(given))}"
 
 
 def stored_traces(given: StoreLocation | None) -> TraceStore:

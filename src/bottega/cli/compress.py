@@ -9,6 +9,7 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
+from bottega._util.progress import plural
 from bottega.cli.components import LOCAL, check_executor, local_model, open_executor
 from bottega.cli.compressor_plan import load_plan
 from bottega.cli.help import HelpCommand, command_group
@@ -22,7 +23,7 @@ from bottega.cli.options import (
     TrustRemoteCode,
     WorkerCount,
 )
-from bottega.cli.output import note, noting_interruption, plural, print_json, say
+from bottega.cli.output import note, noting_interruption, print_json, say
 from bottega.cli.shown_progress import ProgressStatus, ReportStep, progress
 from bottega.evaluation.examples import is_passage
 from bottega.knowledge.embedders.names import BUNDLED
@@ -167,10 +168,8 @@ def build(
     if json:
         print_json(summary)
         return
-    say(
-        f"{summary['passages']} passages, {summary['compressed']} compressed now,"
-        f" {summary['kept']} in {store}"
-    )
+    passages = plural(int(summary["passages"] or 0), "passage")
+    say(f"{passages}, {summary['compressed']} compressed now, {summary['kept']} in {store}")
     if summary["passages"]:
         say(f"per passage: {builder.sizes}")
     if summary["int8_error"] is not None:

@@ -14,6 +14,7 @@ from types import FrameType
 import numpy as np
 
 from bottega._util.durable_files import lock_file, os_errors, replace_file
+from bottega._util.progress import plural
 from bottega.cli.components import check_retrieve, local_model, open_retrieval
 from bottega.cli.compressor_plan import Plan, TrainingSettings
 from bottega.cli.method_actor import check_images, filled_knowledge
@@ -61,8 +62,9 @@ def print_data(plan: Plan) -> None:
     _print_questions(data, len(held_out))
     config = plan.compressor
     say(
-        f"{settings.hyper or settings.model} compresses a passage into {config.document_prompts}"
-        f" prompts, and {settings.shots} passages and a question into {config.query_prompts}"
+        f"{settings.hyper or settings.model} compresses a passage into "
+        f"{plural(config.document_prompts, 'prompt')}, and {plural(settings.shots, 'passage')} and"
+        f" a question into {config.query_prompts}"
         f" positions before {settings.model}; {_steps(plan)}"
     )
 
@@ -250,8 +252,9 @@ def _print_plan(plan: Plan, racc: RaccModel, data: Benchmark, held_out: int) -> 
     settings, config, passages = plan.settings, racc.config, passages_of(data)
     text, images = np.mean([source_bytes(one) for one in passages], axis=0)
     say(
-        f"{settings.hyper or settings.model} compresses a passage into {config.document_prompts}"
-        f" prompts, and {settings.shots} passages and a question into {config.query_prompts}"
+        f"{settings.hyper or settings.model} compresses a passage into "
+        f"{plural(config.document_prompts, 'prompt')}, and {plural(settings.shots, 'passage')} and"
+        f" a question into {config.query_prompts}"
         f" positions before {settings.model}"
     )
     say(f"per passage: {PassageSizes.of(text, images, config)}")
@@ -261,14 +264,17 @@ def _print_plan(plan: Plan, racc: RaccModel, data: Benchmark, held_out: int) -> 
 
 def _print_questions(data: Benchmark, held_out: int) -> None:
     say(
-        f"{data.name}: {len(training_items(data)) - held_out} training questions, {held_out}"
-        f" validation questions, {len(passages_of(data))} passages"
+        f"{data.name}: {plural(len(training_items(data)) - held_out, 'training question')},"
+        f" {plural(held_out, 'validation question')}, {plural(len(passages_of(data)), 'passage')}"
     )
 
 
 def _steps(plan: Plan) -> str:
     count = plan.settings.batch * plan.training.accumulate
-    return f"{plan.training.steps} steps of {count} examples; output folder {plan.settings.out}"
+    return (
+        f"{plural(plan.training.steps, 'step')} of {plural(count, 'example')};"
+        f" output folder {plan.settings.out}"
+    )
 
 
 def _train(

@@ -13,12 +13,13 @@ from typer import Option
 
 from bottega import __version__
 from bottega._util.locations import StoreLocation
+from bottega._util.progress import plural
 from bottega.bundled.efficientnet import weights_installed
 from bottega.bundled.photo_model import PHOTOS
 from bottega.cli.components import open_prices
 from bottega.cli.evaluation_run import check_output, run_methods
 from bottega.cli.options import Json, Seed, TraceFile
-from bottega.cli.output import note, plural, print_json, say, warn
+from bottega.cli.output import note, print_json, say, warn
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.tiles import LICENCES

@@ -12,6 +12,7 @@ from pathlib import Path
 from typer import Exit, Typer
 
 from bottega._util.locations import StoreLocation
+from bottega._util.progress import plural
 from bottega.cli.answer import NEAREST_LAST
 from bottega.cli.components import (
     LOCAL,
@@ -106,7 +107,7 @@ from bottega.cli.options import (
     parse_numbers,
     parse_stop,
 )
-from bottega.cli.output import SkippedExamples, note, noting_interruption, plural, say, waiting
+from bottega.cli.output import SkippedExamples, note, noting_interruption, say, waiting
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.loading import (
@@ -373,11 +374,12 @@ def _with_embedder(
 
 
 def _default_model(config: RunConfig) -> str:
-    """Return the name of the default model, and note the choice."""
+    """Return the name of the default model, and note the choice if a method uses it."""
     name = model_for(config.embed, config.benchmark)
     why = f"that of {config.benchmark}" if name == SIMULATED else f"for embedder {config.embed}"
     command = f"bottega eval {shlex.quote(config.benchmark)} --model NAME"
-    note(f"model {name}: {why}; to change it: {command}")
+    if config.retrieve in BY_DRAFT or any(METHODS[one].uses_model for one in config.methods):
+        note(f"model {name}: {why}; to change it: {command}")
     return name
 
 
@@ -406,7 +408,8 @@ def _load(config: RunConfig, rationales: StoreLocation | None) -> tuple[Benchmar
             data, found = with_rationales(data, knowledge)
         others = found < sum(one.rationale is not None for one in data.knowledge)
         source = f"{source} and from {rationales}" if others else f"from {rationales}"
-        note(f"rationales for {found} of {len(data.knowledge)} labelled examples from {rationales}")
+        labelled = plural(len(data.knowledge), "labelled example")
+        note(f"rationales for {found} of {labelled} from {rationales}")
     return data, len(skipped), source
 
 
@@ -459,5 +462,5 @@ def _compare(
         )
     if failed := sum(result.failed for result, _ in runs):
         hint = "repeat the command to retry them" if out else "store answers with --out FOLDER"
-        say(f"{failed} of {len(data.items) * len(runs)} requests failed; {hint}")
+        say(f"{failed} of {plural(len(data.items) * len(runs), 'request')} failed; {hint}")
         raise Exit(1)

@@ -7,7 +7,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from bottega import __version__
-from bottega.cli.output import note, plural, print_table, say, to_json
+from bottega._util.progress import plural
+from bottega.cli.output import note, print_table, say, to_json
 from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.examples import is_passage
 from bottega.evaluation.methods.prompts import PROMPT, Description, description_text
@@ -38,10 +39,11 @@ def print_plan(
 ) -> None:
     """Print the size of a run that `--dry-run` does not start."""
     say(
-        f"{data.name}: {len(data.items)} items{f' in {orders} orders' if orders > 1 else ''},"
-        f" {_knowledge(data)}, {len(data.labels) or 'no'} labels;"
-        f" {' and '.join(dict.fromkeys(models))}; at most {calls:,} calls"
-        f"{f' and {len(data.items):,} drafts' if drafts else ''}"
+        f"{data.name}: {plural(len(data.items), 'item')}"
+        f"{f' in {orders} orders' if orders > 1 else ''}, {_knowledge(data)},"
+        f" {plural(len(data.labels), 'label') if data.labels else 'no labels'};"
+        f" {' and '.join(dict.fromkeys(models))}; at most {plural(calls, 'call', ',')}"
+        + (f" and {plural(len(data.items), 'draft', ',')}" if drafts else "")
     )
 
 
@@ -60,18 +62,19 @@ def print_results(
     if not results:
         return
     if data.labels:
-        kind = f"{len(data.labels)} labels"
+        kind = plural(len(data.labels), "label")
     elif any(item.query.choices for item in data.items):
         kind = "choices of each question"
     else:
         kind = "free answers"
     say(
-        f"{data.name}: {_knowledge(data)}, {len(data.items)} evaluated items, "
+        f"{data.name}: {_knowledge(data)}, {plural(len(data.items), 'evaluated item')}, "
         f"{kind}; {results[0].metric.replace('_', ' ')} with 95 % intervals"
     )
     say(EXCLUSION_RULE)
     if data.corrupted_count is not None:
-        say(f"label noise: {data.corrupted_count} of {len(data.knowledge)} answers corrupted")
+        answers = plural(len(data.knowledge), "answer")
+        say(f"label noise: {data.corrupted_count} of {answers} corrupted")
     print_table(COLUMNS, [[getattr(result, name) for name in COLUMNS] for result in results])
     also = [[r.method, r.shots, *vars(figure).values()] for r in results for figure in r.also]
     if also:
@@ -111,7 +114,7 @@ def answer_store(
     settings = {**record, "metrics": metrics, "data": fingerprint(data)}
     with closing(RunStore.open(out, settings, data.items)) as store:
         if changed := store.score_again(data.metrics, data.items):
-            note(f"{changed} stored answers have new scores: the metric has changed")
+            note(f"{plural(changed, 'stored answer')} scored again: the metric has changed")
         if count := sum(len(store.answered(key, data.items)) for key in keys):
             note(
                 f"{plural(count, 'stored answer')} in {out} {'is' if count == 1 else 'are'} reused"

@@ -14,6 +14,7 @@ from bottega._util.event_loops import run_closing
 from bottega._util.executor import Actor, Executor, LocalExecutor
 from bottega._util.locations import StoreLocation
 from bottega._util.postgres import is_postgres_url
+from bottega._util.progress import plural
 from bottega._util.tracing import use_tracer
 from bottega.cli.components import open_recorder
 from bottega.cli.method_actor import ItemAnswer, MethodActor, MethodFactory
@@ -30,6 +31,7 @@ from bottega.evaluation.methods.planning import (
     max_demonstrations,
     method_keys,
 )
+from bottega.evaluation.methods.specifications import METHODS
 from bottega.evaluation.outcomes import Method, MethodKey, Outcome, ScoredAnswer
 from bottega.evaluation.report.payload import keep_thumbnails
 from bottega.evaluation.runs.paired import ScoredRun
@@ -76,8 +78,9 @@ def run_methods(
     if isinstance(state.store, RunStore):
         state.store.plan(method_keys(config, data))
     available = max_demonstrations(data)
-    if max(config.shots) > available:
-        report(f"{max(config.shots)} shots requested; all {available} available examples are shown")
+    if max(config.shots) > available and any(METHODS[one].shots is None for one in config.methods):
+        only = plural(available, "example")
+        report(f"{max(config.shots)} shots requested; only {only} available")
     with open_recorder(traces) as record:
         if executor is None or remote is None:
             build = partial(MethodActor, data, settings, config)
@@ -160,7 +163,9 @@ def _store_thumbnails(path: Path, data: Benchmark, method: Method) -> None:
     with progress("thumbnails", None) as step:
         count = keep_thumbnails(path, data, method, progress=step, on_error=warn)
     if count:
-        note(f"{count} thumbnails for the report in {time.perf_counter() - started:.1f} s")
+        note(
+            f"{plural(count, 'thumbnail')} for the report in {time.perf_counter() - started:.1f} s"
+        )
 
 
 def _cost(scored: ScoredAnswer | None) -> float:

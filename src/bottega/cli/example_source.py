@@ -20,7 +20,14 @@ from bottega.knowledge import (
     load_table,
 )
 from bottega.knowledge.loaders.archives import is_archive
-from bottega.knowledge.loaders.delimited import METADATA, count_manyicl, count_table, is_delimited
+from bottega.knowledge.loaders.delimited import (
+    METADATA,
+    column_names,
+    count_manyicl,
+    count_table,
+    is_delimited,
+    is_manyicl,
+)
 from bottega.knowledge.loaders.folders import (
     count_images,
     hub_snapshot,
@@ -32,6 +39,8 @@ from bottega.knowledge.loaders.tables import PARQUET, count_rows
 from bottega.types import Example
 
 TRAIN = "train"
+DIGITS = "digits"
+FILE_NAME = "file_name"  # column of Hugging Face's metadata files
 TABLES = "a .csv, .tsv, .jsonl, .jsonl.gz or .parquet file, or a .zip of class folders"
 
 
@@ -49,9 +58,14 @@ def open_source(source: str, split: str | None, on_error: OnError, **columns: st
     path = hub_snapshot(Path(source))
     source = source if path == Path(source) else str(path)
     file = _table_file(path, split)
-    single = path if path.name.lower().endswith((".jsonl", ".jsonl.gz")) else file
-    if split is not None and single is not None and single.parent in (path, path.parent):
-        raise SettingError(f"{single} has no splits", hint="omit --split")
+    single = path if path.name.lower().endswith((".jsonl", ".jsonl.gz", PARQUET)) else file
+    is_named = source == DIGITS or source.partition(":")[0] in PUBLISHED
+    is_single = single is not None and single.is_file() and single.parent in (path, path.parent)
+    if split is not None and (is_named or is_single):
+        raise SettingError(
+            f"{source if is_named else single} has no splits to choose from",
+            hint="omit --split" + "; add reads the examples, eval the items" * is_named,
+        )
     if file is not None:
         rows = load_table(file, **columns, on_error=on_error)
         return ExampleSource(rows, count_table(file))
@@ -63,20 +77,20 @@ def open_source(source: str, split: str | None, on_error: OnError, **columns: st
         raise SettingError(
             f"{source} is not a table", hint="omit --image-column and --label-column"
         )
-    if source == "digits":
+    if source == DIGITS:
         digits = list(load_digits())
         return ExampleSource(iter(digits), len(digits))
     if source.partition(":")[0] in PUBLISHED:
         examples = load_benchmark(source, seed=0, on_error=on_error).knowledge
         return ExampleSource(iter(examples), len(examples))
-    if not path.exists():
+    if not (path.exists() or is_archive(path)):
         raise LoadError(
             f"{source} does not exist",
             hint=f"pass a folder, {TABLES}, or hf:OWNER/NAME",
         )
     if path.name.lower().endswith((".jsonl", ".jsonl.gz")):
         return ExampleSource(load_jsonl(path, on_error=on_error), count_lines(path))
-    if (path / "demo.csv").exists():
+    if is_manyicl(path):
         table = split or "demo"
         rows = load_manyicl(path, table, on_error=on_error)
         return ExampleSource(rows, count_manyicl(path, table))
@@ -95,7 +109,9 @@ def _table_file(path: Path, split: str | None) -> Path | None:
         return path if is_delimited(path) or path.name in METADATA else None
     names = ("", *chain.from_iterable(split_names(subfolders(path)).values()))
     files = [path / name / file for name in names for file in reversed(METADATA)]
-    tables = {file.parent: file for file in files if file.exists()}
+    tables = {
+        file.parent: file for file in files if file.exists() and FILE_NAME in column_names(file)
+    }
     if path in tables or not tables:
         return tables.get(path)
     splits = split_names(folder.name for folder in tables)

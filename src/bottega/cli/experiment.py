@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
+from bottega._util.progress import plural
 from bottega.cli.help import HelpCommand, command_group
 from bottega.cli.options import DataFolder, Json, SharedDatabase, gateway_store, since_option
 from bottega.cli.output import note, print_json, print_table, say
@@ -45,7 +46,7 @@ def report(
         return
     replayed = f", of which {found.replayed[0]} and {found.replayed[1]} were replayed"
     say(
-        f"experiment {found.experiment!r}: {found.requests[0]} requests of a,"
+        f"experiment {found.experiment!r}: {plural(found.requests[0], 'request')} of a,"
         f" {found.requests[1]} of b{replayed if any(found.replayed) else ''}"
     )
     rows = [

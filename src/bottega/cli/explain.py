@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +12,7 @@ from rich.tree import Tree
 from typer import Argument, Option
 
 from bottega._util.locations import StoreLocation
+from bottega._util.progress import plural
 from bottega.cli.components import stored_traces
 from bottega.cli.inspection import print_trace
 from bottega.cli.knowledge_files import check_filled, open_rows
@@ -63,8 +64,8 @@ def explain(
         if found.tree is not None:
             tree = found.tree
             say(
-                f"search:   ended {ENDED[tree.ended]}; {tree.requests} requests, {tree.calls}"
-                " completions; ● is the chosen sequence"
+                f"search:   ended {ENDED[tree.ended]}; {plural(tree.requests, 'request')},"
+                f" {plural(tree.calls, 'completion')}; ● is the chosen sequence"
             )
             names = [_name(one, found.question) for one in tree.demonstrations]
             root = Tree(_line(names, tree.root, chosen=True), guide_style="dim")
@@ -72,15 +73,26 @@ def explain(
             console.print(root, soft_wrap=True)
     if out is not None:
         images |= _question_images(image or (), found)
-        absent = "the traces lack them; set --kb to the knowledge base that has them"
         if kb is not None:
             with open_rows(kb, namespace) as knowledge:
                 check_filled(knowledge, kb, namespace)
                 images |= knowledge.images(hashes)
-            absent = f"they are missing or damaged in {kb}; set --image for the question's own"
-        page = render_explanation(found, images, absent=absent)
+        page = render_explanation(found, images, absent=_absent(found, images, kb))
         out.write_text(page, encoding="utf-8", errors="replace", newline="\n")
         note(f"wrote {out}")
+
+
+def _absent(trace: StoredTrace, images: Collection[str], kb: StoreLocation | None) -> str:
+    """Return why images are missing on the page, and the options that provide them."""
+    lacking = image_hashes(trace).difference(images)
+    options = []
+    if kb is None and lacking.difference(trace.images):
+        options.append("--kb to a knowledge base that has those of the examples")
+    if lacking.intersection(trace.images):
+        options.append("--image to the image of the question")
+    where = "the traces" if kb is None else f"the traces and {kb}"
+    advice = f"; set {', and '.join(options)}" if options else ""
+    return f"{where} lack them or hold damaged ones{advice}"
 
 
 def _question_images(files: Sequence[Path], trace: StoredTrace) -> dict[str, Image]:

@@ -13,9 +13,10 @@ from typing import Annotated
 from typer import Argument, Option
 
 from bottega._util.event_loops import run_closing
+from bottega._util.progress import plural
 from bottega.bundled import bundled_folder
 from bottega.bundled.photo_model import NETWORKS
-from bottega.cli.components import stored_traces
+from bottega.cli.components import stored_traces, traces_option
 from bottega.cli.knowledge_files import none_here, open_rows, option_for, others
 from bottega.cli.options import (
     Json,
@@ -24,11 +25,11 @@ from bottega.cli.options import (
     RecordedTraces,
     since_option,
 )
-from bottega.cli.output import clock, note, plural, print_json, print_table, say
+from bottega.cli.output import clock, note, print_json, print_table, say
 from bottega.errors import NotFoundError, SettingError
 from bottega.generation import OpenAIGenerator
 from bottega.knowledge import And, Contains, Eq, Filter, Range
-from bottega.knowledge.embedders.names import packaged_name
+from bottega.knowledge.embedders.names import note_of, packaged_name
 from bottega.knowledge.tuned_settings import tuned_settings
 from bottega.naming import DISPATCHED, SIMULATED
 from bottega.recording import StoredTrace
@@ -94,7 +95,7 @@ def ls(
         for e in examples
     ]
     print_table(("id", "answer", "image", "source"), rows)
-    say(f"{len(examples)} of {total} examples")
+    say(f"{len(examples)} of {plural(total, 'example')}")
 
 
 def _filter(tags: Sequence[str], text: str | None, since: float | None) -> Filter:
@@ -151,10 +152,22 @@ def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) ->
         namespaces, elsewhere = knowledge.namespaces(), others(knowledge, namespace)
         tuned = tuned_settings(knowledge)
         counts = {label: len(ids) for label, ids in knowledge.ids_by_label().items() if label}
-    views = {v.name: {"embedder": v.fingerprint, "dimension": v.dimension} for v in stored.values()}
+        names = {
+            view.name: packaged_name(view.fingerprint) or knowledge.note(note_of(view))
+            for view in stored.values()
+        }
+    views = {
+        name: {
+            "embedder": names[name] or view.fingerprint,
+            "fingerprint": view.fingerprint,
+            "dimension": view.dimension,
+        }
+        for name, view in stored.items()
+    }
     if json:
+        first = next((view["embedder"] for view in views.values()), None)
         document = {**found, "label_counts": counts, "views": views, "namespaces": namespaces}
-        print_json({**document, "tuned": tuned})
+        print_json({**document, "embedder": first, "tuned": tuned})
         return
     totals = [(name, str(value)) for name, value in found.items() if name not in VIEW_FIELDS]
     if counts:
@@ -166,8 +179,8 @@ def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) ->
     if views:
         say("")
         rows = [
-            (v.name, packaged_name(v.fingerprint) or "-", v.fingerprint, v.dimension)
-            for v in stored.values()
+            (name, names[name] or "-", view.fingerprint, view.dimension)
+            for name, view in stored.items()
         ]
         print_table(("view", "embedder", "fingerprint", "dimension"), rows)
     if elsewhere:
@@ -212,7 +225,7 @@ def log(
             else:
                 print_trace(trace)
                 if trace.tree is not None:
-                    note(f"show the search with bottega explain {trace.id}")
+                    note(f"show the search with bottega explain {trace.id}{traces_option(traces)}")
             return
         found = store.search(text or "", tier=tier, namespace=namespace, since=since, limit=limit)
         summary = store.summary()
@@ -222,11 +235,12 @@ def log(
         return
     # Tiers of evaluations and gateways have names of their own.
     has_tiers = any(t.tier != t.model for t in found)
+    names = Counter(Path(file).name for file in {file for one in found for file in one.files})
     rows = [
         (
             t.id[:length],
             clock(t.time),
-            ", ".join(Path(file).name for file in t.files) or ("-" if t.images else ""),
+            ", ".join(_file_name(file, names) for file in t.files) or ("-" if t.images else ""),
             _shortened(t.question),
             t.model,
             *([t.tier] if has_tiers else []),
@@ -242,6 +256,11 @@ def log(
     columns = ("id", "time", "file", "question", "model", *tier_column, "answer")
     print_table((*columns, "shots", "tokens", "seconds", "USD"), rows)
     note(f"{len(found)} of {summary.count} in {store.path}")
+
+
+def _file_name(file: str, counts: Mapping[str, int]) -> str:
+    """Return the name of a file, or its path if other files have the same name."""
+    return file if counts[Path(file).name] > 1 else Path(file).name
 
 
 def _shortened(text: str) -> str:
@@ -350,7 +369,7 @@ def print_trace(trace: StoredTrace) -> None:
         print_table(("position", answer, "score", "example", "source"), rows)
     if (one := trace.compression) is not None:
         store = f", store {one.store}" if one.store else ""
-        say(f"prefix:   {one.tokens} tokens by the compressor {one.compressor}{store}")
+        say(f"prefix:   {plural(one.tokens, 'token')} by the compressor {one.compressor}{store}")
     for text, count in Counter(one.text for one in trace.completions).items():
         say(f"reply:    {f'({count} times) ' if count > 1 else ''}{text}")
     reasons = trace.answer.rationale

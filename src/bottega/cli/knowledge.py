@@ -10,6 +10,7 @@ from typing import Annotated
 from typer import Argument, Exit, Option
 
 from bottega._util.locations import StoreLocation
+from bottega._util.progress import plural
 from bottega.cli.components import LOCAL, check_executor, embedder_opener, explain_embedder
 from bottega.cli.example_source import ExampleSource, open_passages, open_source
 from bottega.cli.knowledge_files import (
@@ -29,7 +30,6 @@ from bottega.cli.output import (
     SkippedExamples,
     note,
     noting_interruption,
-    plural,
     print_json,
     print_result,
     say,
@@ -234,7 +234,7 @@ def export(
         count = knowledge.export_to(folder, on_error=skipped, progress=status)
         left = others(knowledge, namespace)
     skipped.warn_of_rest()
-    text = f"{count} examples written to {folder}, {len(skipped)} skipped"
+    text = f"{plural(count, 'example')} written to {folder}, {len(skipped)} skipped"
     print_result(json, {"examples": count, "skipped": skipped.reasons}, text)
     if left:
         note(f"not exported: {counted(left)}; name another folder and {option_for(left)}")
@@ -289,8 +289,9 @@ def verify(
         for problem in found.problems:
             say(f"{'repaired' if problem.repaired else 'WRONG'}: {problem.what}")
         say(
-            f"{found.examples} examples, {found.images} images, {found.vectors} vectors, "
-            f"{found.snapshots} index files: {'sound' if found.sound else 'not sound'}"
+            f"{plural(found.examples, 'example')}, {plural(found.images, 'image')},"
+            f" {plural(found.vectors, 'vector')}, {plural(found.snapshots, 'index file')}:"
+            f" {'sound' if found.sound else 'not sound'}"
         )
     if not found.sound:
         if not repair:
@@ -335,8 +336,8 @@ def reindex(
             count = knowledge.reindex(name, embedder, progress=status)
         note_embedder(knowledge, name, spec)
     shown = packaged_name(embedder.fingerprint) or spec
-    text = f"{count} examples embedded by {shown} as {name}"
-    print_result(json, {"view": name, "embedded": count, "embedder": embedder.fingerprint}, text)
+    text = f"{plural(count, 'example')} embedded by {shown} as {name}"
+    print_result(json, {"view": name, "embedded": count, "embedder": shown}, text)
 
 
 def pin(file: KnowledgeFile, ids: Ids, namespace: Namespace = "", json: Json = False) -> None:

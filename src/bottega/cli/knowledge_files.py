@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from bottega._util.locations import StoreLocation
+from bottega._util.progress import plural
 from bottega.cli.components import OpenEmbedder, open_embedder
 from bottega.errors import EmbedderMismatchError, EmptyKnowledgeBaseError, SettingError, StoreError
 from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE
@@ -35,7 +38,9 @@ def counted(namespaces: Mapping[str, int]) -> str:
     """Return text such as `12 in 'team-a', 3 in 'team-b'`; a long list is truncated."""
     shown = [f"{count} in {name!r}" for name, count in namespaces.items()]
     more = len(shown) - MAX_NAMED
-    return ", ".join([*shown[:MAX_NAMED], *([f"and {more} more namespaces"] if more > 0 else [])])
+    return ", ".join(
+        [*shown[:MAX_NAMED], *([f"and {plural(more, 'more namespace')}"] if more > 0 else [])]
+    )
 
 
 def option_for(namespaces: Mapping[str, int]) -> str:
@@ -74,10 +79,21 @@ def open_to_search(
         check_filled(rows, file, namespace)
         view = chosen(rows.views(), by, file)
         spec = embed or embedder_spec(rows, view)
+    _name_in_warnings(file)
     with _mismatch_hint(file, embed):
         views = _opened({view.name: spec})
         vectors = os.environ.get(VECTORS) if file.file is None else None
         return KnowledgeBase.open(file.target, views, namespace=namespace, vectors=vectors)
+
+
+def _name_in_warnings(file: StoreLocation) -> None:
+    """Show the knowledge base instead of the placeholder in warnings of the bundled model."""
+    show = warnings.showwarning
+
+    def named(message: Warning | str, *details: Any, **options: Any) -> None:
+        show(str(message).replace("K.db", str(file)), *details, **options)
+
+    warnings.showwarning = named
 
 
 def evaluation_defaults(spec: str) -> tuple[str | None, str | None, str | None]:

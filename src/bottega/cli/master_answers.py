@@ -12,6 +12,7 @@ from typer import Exit, Option
 from bottega._util.event_loops import run_closing
 from bottega._util.executor import LocalExecutor
 from bottega._util.locations import StoreLocation
+from bottega._util.progress import plural
 from bottega.cli.components import (
     LOCAL,
     check_executor,
@@ -34,7 +35,7 @@ from bottega.cli.options import (
     TrustRemoteCode,
     WorkerCount,
 )
-from bottega.cli.output import note, noting_interruption, plural, say, waiting, warn
+from bottega.cli.output import note, noting_interruption, say, waiting, warn
 from bottega.cli.shown_progress import progress
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
@@ -103,7 +104,8 @@ def answer(
         )
     if dry_run:
         calls = min(len(questions), limit or len(questions))
-        say(f"{data.name}: {calls} of {len(questions)} labelled questions; {model}; {calls} calls")
+        labelled = plural(len(questions), "labelled question")
+        say(f"{data.name}: {calls} of {labelled}; {model}; {plural(calls, 'call')}")
         return
     images = (image for query in questions.values() for image in query.images)
     limits, found = Budget(budget), MasterAnswers(data.labels)

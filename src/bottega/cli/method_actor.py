@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from bottega._util.progress import plural
 from bottega.cli.answer import parse_order
 from bottega.cli.components import (
     SET_RETRIEVE,
@@ -18,7 +19,7 @@ from bottega.cli.components import (
     open_prompt,
     open_retrieval,
 )
-from bottega.cli.output import note, plural, waiting, warn
+from bottega.cli.output import note, waiting, warn
 from bottega.cli.shown_progress import ReportStep, progress
 from bottega.errors import BottegaError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark

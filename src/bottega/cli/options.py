@@ -166,7 +166,7 @@ def _file_name(path: Path | None) -> Path | None:
 
 JsonFile = Annotated[
     Path | None,
-    Option(metavar="FILE", callback=_file_name, help="Write the results to this file."),
+    Option(metavar="FILE", callback=_file_name, help="Write the results to this JSON file."),
 ]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 MODELS_HELP = (

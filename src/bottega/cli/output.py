@@ -87,10 +87,6 @@ def _cell(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 def format_usd(value: float) -> str:
     """Format an amount with four decimals, or more for two significant digits."""
     decimals = 1 - math.floor(math.log10(abs(value))) if value else 0

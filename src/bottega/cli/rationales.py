@@ -12,6 +12,7 @@ from typer import Option
 
 from bottega._util.event_loops import run_closing
 from bottega._util.executor import Actor, LocalExecutor
+from bottega._util.progress import plural
 from bottega.cli.components import LOCAL, check_executor, open_executor, open_prices
 from bottega.cli.knowledge_files import check_filled, open_rows
 from bottega.cli.options import (
@@ -29,7 +30,6 @@ from bottega.cli.output import (
     at_terminal,
     note,
     noting_interruption,
-    plural,
     print_json,
     print_table,
     say,
@@ -115,10 +115,12 @@ def report(found: PendingRationales, run: Run, json: bool) -> None:
         rows["with earlier ones"] = _row([*found.scores, *run.scores], rejected)
     given = sum(one.usage.prompt_tokens for one in run.made)
     written = sum(one.usage.completion_tokens for one in run.made)
+    requests = sum(one.requests for one in run.made)
+    calls = sum(one.calls for one in run.made)
     spent = {
         "failed": run.failed,
-        "requests": sum(one.requests for one in run.made),
-        "calls": sum(one.calls for one in run.made),
+        "requests": requests,
+        "calls": calls,
         "verified": sum(one.verified for one in run.made),
         "prompt_tokens": given,
         "completion_tokens": written,
@@ -134,13 +136,14 @@ def report(found: PendingRationales, run: Run, json: bool) -> None:
     price = "at an unknown price" if run.cost_usd is None else f"for {run.cost_usd:.4f} USD"
     say(
         f"{len(run.scores)} kept, {run.rejected} rejected, {run.failed} failed;"
-        f" {spent['requests']} requests, {spent['calls']} calls, {given} tokens in, {written} out,"
+        f" {plural(requests, 'request')}, {plural(calls, 'call')},"
+        f" {plural(given, 'token')} in, {written} out,"
         f" {price}"
     )
     if rejected:
-        note(f"{rejected} examples have no rationale with the right answer; retry with --again")
+        note(f"no right rationale for {plural(rejected, 'example')}; retry with --again")
     note(
-        f"{left} examples remain (without --limit), {found.given} came with a rationale,"
+        f"{plural(left, 'example')} left (without --limit), {found.given} came with a rationale,"
         f" {found.passages} have no answer; {EXPLAINED}{f'; {FRESH}' if fresh else ''}"
     )
 
@@ -222,7 +225,7 @@ def rationales(
         calls = count * (candidates * (1 + predictions) + fresh)
         say(
             f"{file}: {plural(count, 'example')} to explain, {pending.given} with a rationale;"
-            f" {model}; at most {calls:,} calls"
+            f" {model}; at most {plural(calls, 'call', ',')}"
         )
         return
     run = Run()
@@ -330,7 +333,10 @@ class Job:
     def _confirm(self, left: int) -> bool:
         last = self.run.made[-1]
         tokens = last.usage.prompt_tokens + last.usage.completion_tokens
-        note(f"the first example took {last.requests} requests and {tokens} tokens")
+        note(
+            f"the first example took {plural(last.requests, 'request')} and"
+            f" {plural(tokens, 'token')}"
+        )
         if last.cost_usd is None:
             note(f"{left} more: about {left * tokens} tokens; the price is unknown (set --price)")
         else:

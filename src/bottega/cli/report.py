@@ -7,8 +7,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from bottega._util.progress import plural
 from bottega.cli.options import BenchmarkSpec, ItemLimit, Seed
-from bottega.cli.output import note, noting_interruption, plural, say, waiting, warn
+from bottega.cli.output import note, noting_interruption, say, waiting, warn
 from bottega.cli.shown_progress import progress
 from bottega.evaluation.benchmarks.dataset_export import FORMATS, write_dataset
 from bottega.evaluation.benchmarks.loading import load_benchmark
@@ -44,7 +45,7 @@ def report(
     """
     if predictions is not None:
         count = write_predictions(folders, predictions)
-        say(f"{count.questions} predictions: {predictions}")
+        say(f"{plural(count.questions, 'prediction')}: {predictions}")
         if count.missing:
             note(f"no prediction for {plural(count.missing, 'item')} without a valid answer")
     target = out or folders[0] / "report"
@@ -61,8 +62,8 @@ def report(
     for streams in done.streams:
         if streams.incomplete:
             say(
-                f"{streams.config.benchmark}: {len(streams.incomplete)} of {streams.planned}"
-                " streams are unfinished"
+                f"{streams.config.benchmark}: {len(streams.incomplete)} of"
+                f" {plural(streams.planned, 'stream')} unfinished"
             )
     if done.unplotted is not None:
         note(f"no plots: {done.unplotted} ({done.unplotted.hint})")
@@ -86,7 +87,7 @@ def dataset(
     with waiting("reading the benchmark"):
         data = load_benchmark(benchmark, seed=seed, limit=limit, allow_overlap=True, on_error=warn)
     path = write_dataset(data, format, out)
-    say(f"{len(data.items)} items: {path}")
+    say(f"{plural(len(data.items), 'item')}: {path}")
     bare = sum(not item.query.images for item in data.items)
     if bare and format == "vlmevalkit":
         note(f"{bare} of them have no image; VLMEvalKit skips those")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from typer import Option
 
+from bottega._util.progress import plural
 from bottega.cli.options import (
     DataFolder,
     Json,
@@ -55,14 +56,17 @@ def savings(
         serve = f" --data {location.parent}" if isinstance(location, Path) else ""
         note(f"start the gateway with bottega serve{serve}; it records its requests")
     if found.lost_rows:
-        say(f"{found.lost_rows} rows could not be written and are excluded: see the gateway's log")
+        say(
+            f"{plural(found.lost_rows, 'row')} not written and therefore excluded: see the"
+            " gateway's log"
+        )
 
 
 def _print(found: Savings) -> None:
     where = "" if found.namespace is None else f" in namespace {found.namespace!r}"
     answered = "" if found.answered == found.requests else f", {found.answered} answered"
     span = f"{clock(found.first or 0)} to {clock(found.last or 0)}"
-    say(f"{found.requests} requests{where}{answered}, {span}")
+    say(f"{plural(found.requests, 'request')}{where}{answered}, {span}")
     print_table(COLUMNS, [_row(route, found.answered) for route in found.routes])
     left_out = f"; {found.unpriced} of unknown price are excluded" if found.unpriced else ""
     say(f"spent:            {format_usd(found.spent_usd)} USD, n = {found.requests}{left_out}")
@@ -97,8 +101,9 @@ def _print_alone(found: Savings) -> None:
             f"; {alone.pooled} of them, in namespaces without such answers, at the overall mean"
         )
     note(
-        f"an estimate: {alone.estimated} requests not answered by the master, at the mean cost of"
-        f" the answers of {found.master!r} (n = {alone.usd.n}) in the same namespace{borrowed}"
+        f"an estimate: {plural(alone.estimated, 'request')} not answered by the master, at"
+        f" the mean cost of the answers of {found.master!r} (n = {alone.usd.n}) in the same"
+        f" namespace{borrowed}"
     )
 
 
@@ -108,8 +113,8 @@ def _print_agreement(found: Savings) -> None:
         say("agreement:        not measured; set rate = 0.02 in [shadow] if it is 0")
         return
     say(
-        f"agreement with the master: n = {agreement.n} sampled answers of cheaper tiers,"
-        f" {agreement.served.undecided} undecided:"
+        f"agreement with the master: n = {plural(agreement.n, 'sampled answer')} of cheaper"
+        f" tiers, {agreement.served.undecided} undecided:"
     )
     gain = agreement.gain
     rows = [

@@ -15,6 +15,7 @@ from pathlib import Path
 from PIL import Image as Pillow
 
 from bottega._util.postgres import display_url
+from bottega._util.progress import plural
 from bottega._util.valkey import display_valkey_url
 from bottega.cli.output import print_table, say
 from bottega.errors import BottegaError, store_errors
@@ -114,8 +115,8 @@ def _tier(
     yield "  shots", _shots(config.shots(tier))
     yield "  supports", _capabilities(tier)
     if tier.search != "none":
-        calls = f"{tier.search_calls} completions" if tier.search_calls else "10 rollouts"
-        tokens = f", {tier.search_tokens:,} tokens" if tier.search_tokens else ""
+        calls = plural(tier.search_calls, "completion") if tier.search_calls else "10 rollouts"
+        tokens = f", {plural(tier.search_tokens, 'token', ',')}" if tier.search_tokens else ""
         yield "  search", f"{tier.search}: {calls}{tokens}, {tier.search_seconds:g} s"
     if tier.passages is not None:
         yield "  passages", f"{tier.passages}, compressor: {tier.compressor or 'bundled'}"
@@ -132,7 +133,7 @@ def _tier(
     if tier.is_remote:
         retries = _counted(tier.retries, "retry", "retries")
         yield "  timeout", f"{tier.timeout:g} s per attempt, streamed or not; {retries}"
-        yield "  concurrency", f"{tier.concurrency} requests"
+        yield "  concurrency", plural(tier.concurrency, "request")
 
 
 def _shots(shots: int) -> str:
@@ -143,7 +144,9 @@ def _capabilities(tier: TierSettings) -> str:
     images = "any number of images" if tier.images is None else _counted(tier.images, "image")
     tools = "tools" if tier.takes_tools else "no tools"
     audio = "audio" if tier.audio else "no audio"
-    context = "any context" if tier.context is None else f"{tier.context} tokens of context"
+    context = (
+        "any context" if tier.context is None else f"{plural(tier.context, 'token')} of context"
+    )
     return f"{images}, {tools}, {audio}, {context}"
 
 

@@ -20,8 +20,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from bottega._util.progress import plural
 from bottega._util.tracing import NO_HEADERS, NO_OP_SPAN, Attributes, ModelCall, NoOpSpan
-from bottega.cli.output import note, notes, plural
+from bottega.cli.output import note, notes
 
 # Without a terminal, the first line appears after this time; each pause is twice as long as the
 # one before, up to the longest one. Logs of long runs stay short.
@@ -86,7 +87,7 @@ class ProgressStatus:
 
     def text(self, seconds: float, *, shows_cost: bool = False) -> str:
         """Return the calls, the cost, the elapsed `seconds` and the estimated time left."""
-        calls = f"{self.calls.count:,} calls, " if self.calls.count else ""
+        calls = f"{plural(self.calls.count, 'call', ',')}, " if self.calls.count else ""
         cost = f"{self.usd:.4f} USD, " if shows_cost or self.usd else ""
         return f"{calls}{cost}{_duration(seconds)}{self._left(seconds)}"
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeVar
 from typer import Option
 
 from bottega._util.locations import StoreLocation
+from bottega._util.progress import plural
 from bottega.cli.components import check_retrieval_options, open_prices, with_synonyms
 from bottega.cli.evaluation_run import check_output
 from bottega.cli.method_actor import check_images
@@ -27,7 +28,7 @@ from bottega.cli.options import (
     knowledge_option,
     parse_stop,
 )
-from bottega.cli.output import note, plural, waiting, warn
+from bottega.cli.output import note, waiting, warn
 from bottega.cli.stream_run import StreamRun
 from bottega.errors import SettingError
 from bottega.evaluation.benchmarks.loading import load_benchmark

@@ -17,6 +17,7 @@ from bottega import __version__
 from bottega._util.durable_files import make_out_folder
 from bottega._util.event_loops import run_closing
 from bottega._util.identity import identity, json_digest
+from bottega._util.progress import plural
 from bottega.cli.components import open_retrieval
 from bottega.cli.evaluation_output import print_plan, stored_text
 from bottega.cli.master_answers import read_answers
@@ -25,7 +26,6 @@ from bottega.cli.output import (
     format_usd,
     note,
     noting_interruption,
-    plural,
     print_table,
     say,
     to_json,
@@ -158,7 +158,7 @@ class StreamRun:
 
     def _confirm(self) -> None:
         """Note the number and cost of the paid requests. Ask before more than `MOST_UNCONFIRMED`;
-        raise `Exit` if the user declines."""
+        raise `Exit` if the user declines, and `SettingError` without a terminal."""
         config, queries = self.config, [item.query for item in self.data.items]
         tokens = sum(len(q.text) // 4 + IMAGE_TOKENS * len(q.images) for q in queries)
         prompt = tokens // max(1, len(queries))
@@ -177,10 +177,15 @@ class StreamRun:
             return
         cost = "an unknown price (set --master-price and --apprentice-price)"
         if usd is not None:
-            cost = f"{format_usd(usd)} USD if replies have {config.max_tokens} tokens"
-        note(f"about {paid:,} paid requests for {cost}")
-        asks = self.asks and at_terminal() and paid > MOST_UNCONFIRMED
-        if asks and not typer.confirm("Continue?", err=True):
+            cost = f"{format_usd(usd)} USD if replies have {plural(config.max_tokens, 'token')}"
+        requests = plural(paid, "paid request", ",")
+        note(f"about {requests} for {cost}")
+        if not self.asks or paid <= MOST_UNCONFIRMED:
+            return
+        if not at_terminal():
+            problem = f"{requests}, more than {MOST_UNCONFIRMED:,}, need confirmation"
+            raise SettingError(problem, hint="add --yes")
+        if not typer.confirm("Continue?", err=True):
             raise Exit(1)
 
     @contextmanager
@@ -408,7 +413,7 @@ class StreamRun:
             return
         config, data = self.config, self.data
         say(
-            f"{data.name}: {len(data.items)} items in {plural(config.orders, 'order')};"
+            f"{data.name}: {plural(len(data.items), 'item')} in {plural(config.orders, 'order')};"
             f" apprentice {' and '.join(config.tiers[:-1])}, master {config.tiers[-1]}, router"
             f" {config.router}; {data.metrics[0].name.replace('_', ' ')} with 95 % intervals"
         )

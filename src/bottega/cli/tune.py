@@ -9,6 +9,7 @@ from typing import Annotated, get_args
 from typer import Option
 
 from bottega._util.event_loops import run_closing
+from bottega._util.progress import plural
 from bottega.cli.answer import SHOTS
 from bottega.cli.components import open_embedder
 from bottega.cli.knowledge_files import (
@@ -21,7 +22,7 @@ from bottega.cli.knowledge_files import (
     whole_name,
 )
 from bottega.cli.options import DefaultModel, Json, KnowledgeFile, Namespace, Seed
-from bottega.cli.output import note, noting_interruption, plural, print_json, print_table, say
+from bottega.cli.output import note, noting_interruption, print_json, print_table, say
 from bottega.cli.shown_progress import progress
 from bottega.cli.vector_answer import VISUAL_RAG
 from bottega.errors import SettingError

@@ -16,6 +16,8 @@ from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.naming import source_digest
 from bottega.recipes.racc import COMPRESSOR, STORE
 
+CUSTOM = "custom"  # the method of the user's own function
+
 
 @dataclass(frozen=True)
 class RunConfig:

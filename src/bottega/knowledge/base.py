@@ -15,7 +15,14 @@ from bottega._util.executor import batched
 from bottega._util.identity import Exclude, identity
 from bottega._util.postgres import postgres_url
 from bottega._util.progress import Progress, Stages, Step, no_stages, showing_progress, size_of
-from bottega.errors import LogPrunedError, OnError, SettingError, StoreError, error_handler
+from bottega.errors import (
+    EmbedderMismatchError,
+    LogPrunedError,
+    OnError,
+    SettingError,
+    StoreError,
+    error_handler,
+)
 from bottega.image import Image, path_text
 from bottega.knowledge.batch import (
     AddResult,
@@ -27,7 +34,7 @@ from bottega.knowledge.batch import (
 from bottega.knowledge.eviction import Capacity, Eviction, UsageBuffer, capacity_of
 from bottega.knowledge.filters import And, Eq, Filter
 from bottega.knowledge.index.vector_index import VectorMetric
-from bottega.knowledge.opening import check_settings, open_rows, stored_views
+from bottega.knowledge.opening import check_settings, named_mismatch, open_rows, stored_views
 from bottega.knowledge.records import (
     RowMetadata,
     SearchHit,
@@ -129,8 +136,10 @@ class KnowledgeBase:
                 capacity=limit,
                 hnsw_above=hnsw_above,
             )
-        except BaseException:
+        except BaseException as error:
             rows.close()
+            if isinstance(error, EmbedderMismatchError):
+                raise named_mismatch(error) from error
             raise
 
     def close(self) -> None:

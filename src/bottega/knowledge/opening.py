@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from bottega._util.postgres import postgres_url
-from bottega.errors import SettingError, StoreError
+from bottega.errors import EmbedderMismatchError, SettingError, StoreError
 from bottega.image import path_text
 from bottega.knowledge.embedders.names import note_of, open_embedder, packaged_name
 from bottega.knowledge.records import View, is_text
@@ -32,6 +32,14 @@ def check_settings(embed: object, metric: str, namespace: object) -> None:
             f"namespace must be a text without NULs, got {namespace!a}",
             hint="use a text such as 'a'",
         )
+
+
+def named_mismatch(error: EmbedderMismatchError) -> EmbedderMismatchError:
+    """Return the error with a hint that names the packaged embedders."""
+    stored, given = (packaged_name(one) or one for one in (error.stored, error.given))
+    omit = "" if stored == error.stored else f"omit embed= to open it with {stored}, or "
+    hint = f"{omit}build a new file with {given}"
+    return EmbedderMismatchError(error.stored, error.given, hint=hint)
 
 
 def open_rows(

@@ -9,7 +9,7 @@ from itertools import chain
 
 import numpy as np
 
-from bottega._util.progress import Stages
+from bottega._util.progress import Stages, plural
 from bottega.errors import BottegaError, StoreError
 from bottega.knowledge.batch import embed_again, reindex
 from bottega.knowledge.records import StoredView, View, check_dimensions, find_damage
@@ -72,7 +72,7 @@ def find_damaged_vectors(
         ]
         if not wrong:
             continue
-        what = f"{len(wrong)} vectors {stored.name!r} are missing or damaged"
+        what = f"{plural(len(wrong), 'vector')} {stored.name!r} missing or damaged"
         what += _example_names(rows, wrong)
         view = views.get(stored.name)
         if view is not None:
@@ -100,13 +100,13 @@ def find_mismatched_vectors(
         for keys in counted_pages(rows, "embedding again", stages, EMBED_BATCH):
             mismatched += _mismatched_keys(rows, keys, stored, view, failed)
         if mismatched:
-            what = f"{len(mismatched)} vectors {name!r} are not what the embedder makes"
+            what = f"{plural(len(mismatched), 'vector')} {name!r} unlike those of the embedder"
             yield (
                 what + _example_names(rows, mismatched),
                 _embedding_repair(rows, mismatched, stored, view, stages),
             )
         if failed:
-            yield f"{len(failed)} vectors {name!r} cannot be compared: {failed[0]}", None
+            yield f"{plural(len(failed), 'vector')} {name!r} not comparable: {failed[0]}", None
 
 
 def _example_names(rows: RowStore, keys: Sequence[int]) -> str:

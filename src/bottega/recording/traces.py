@@ -153,7 +153,8 @@ class TraceStore:
         found = self._read("WHERE id >= ?1 AND id < ?2 ORDER BY id LIMIT 2", id, id + "\U0010ffff")
         if not found:
             raise NotFoundError(
-                f"no trace {id!r} in {self.path}", hint="run bottega log for the ids"
+                f"no trace {id!r} in {self.path}",
+                hint=f"run bottega log --traces {self.path} for the ids",
             )
         if len(found) > 1 and found[0].id != id:
             raise NotFoundError(
@@ -216,7 +217,8 @@ class TraceStore:
         rows = self._tables.execute("SELECT namespace FROM trace_texts WHERE id = ?1", id)
         if not rows:
             raise NotFoundError(
-                f"no trace {id!r} in {self.path}", hint="run bottega log for the ids"
+                f"no trace {id!r} in {self.path}",
+                hint=f"run bottega log --traces {self.path} for the ids",
             )
         return str(rows[0][0])
 

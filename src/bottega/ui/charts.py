@@ -95,7 +95,7 @@ def nice_limit(value: float) -> float:
     `value`; 1 for values up to 0."""
     if value <= 0:
         return 1.0
-    power = 10.0 ** len(str(int(value))) if value >= 1 else 1.0
+    power = 10.0 ** len(str(int(value)))
     while power / 10 >= value:
         power /= 10
     for part in (0.1, 0.2, 0.5):

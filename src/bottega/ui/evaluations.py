@@ -9,6 +9,7 @@ from pathlib import Path
 from starlette.responses import Response
 from starlette.routing import Route
 
+from bottega._util.progress import plural
 from bottega.errors import BottegaError, NotFoundError
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.report.render import content_policy, settings_of, stream_view
@@ -140,7 +141,7 @@ class EvaluationPages:
         index = visit.number("index", 0)
         if index >= len(section.items):
             raise NotFoundError(
-                f"the run has {len(section.items):,} items, got the index {index}",
+                f"the run has {plural(len(section.items), 'item', ',')}, got the index {index}",
                 hint="open the list of its items",
             )
         chosen = _filter(visit, section)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from threading import BoundedSemaphore
 from typing import Literal
 from urllib.parse import urlencode
@@ -22,6 +22,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from bottega._util.caching import CLIENT
+from bottega._util.progress import plural
 from bottega.errors import BottegaError
 from bottega.evaluation.report.payload import thumbnail
 from bottega.gateway.accounting.row_types import storable_text
@@ -176,6 +177,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "usd": format_usd,
         "count": format_count,
+        "plural": partial(plural, spec=","),
         "ago": format_ago,
         "moment": format_moment,
         "seconds": format_seconds,

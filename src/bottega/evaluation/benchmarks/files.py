@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from bottega._util.progress import plural
 from bottega.errors import LoadError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
 from bottega.evaluation.benchmarks.source import Source, read_location, read_options
@@ -127,7 +128,7 @@ def knowledge_base(source: Source) -> Benchmark:
     unsupported = sum(not (example.query.images and example.answer) for example in examples)
     if unsupported:
         raise LoadError(
-            f"{source.location} has {unsupported} examples without an image or an answer",
+            f"{source.location} has {plural(unsupported, 'example')} without an image or an answer",
             hint="use a knowledge base of labelled images",
         )
     items = random.Random(source.seed).sample(examples, min(ITEMS, len(examples)))

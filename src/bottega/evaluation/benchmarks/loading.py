@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from bottega import pixels
+from bottega._util.progress import plural
 from bottega.errors import ImageError, LoadError, NoticeError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.files import (
@@ -36,7 +37,6 @@ from bottega.evaluation.benchmarks.vl_icl import vl_icl
 from bottega.evaluation.benchmarks.vsr import vsr, vsr_mc
 from bottega.evaluation.examples import is_passage, labels_of
 from bottega.evaluation.methods.controls import corrupt, label_confusion
-from bottega.knowledge.index import lazy_faiss as faiss
 from bottega.knowledge.loaders.archives import is_archive
 from bottega.knowledge.loaders.delimited import is_delimited
 from bottega.knowledge.loaders.folders import faint_images, similar_labels
@@ -68,14 +68,14 @@ WITHOUT_LOCATION = {"digits", "tiles", *SYNTHETIC}
 LABELLED_IMAGES = ("image-folder", "manyicl")
 OWN_DATA = {*LABELLED_IMAGES, "jsonl", "table", KNOWLEDGE_BASE}
 PUBLISHED = tuple(name for name in SOURCES if name not in WITHOUT_LOCATION | OWN_DATA)
-# Measured on photographs and drawings: copies of other sizes and JPEG qualities differ in at most
-# 17 bits of their hash and 8 levels of colour, different images in 25 bits or more.
-MAX_BITS = 20
-MAX_LEVELS = 16
+# Measured on photographs, drawings and frames of videos (docs/evaluation.md): encoders and sizes
+# change all of an image a little, other objects in a scene change a part of it much.
+MIN_COSINE = 0.95
+MAX_DIFFERENCE = 16.0  # root mean square, in levels
+MAX_PEAK = (10.0, 2.5)  # in levels, and more per level of the difference
 DECODED_SIDE = 64
 
-Signature = tuple[np.ndarray, np.ndarray]  # see `pixels.signature`
-Signatures = dict[str, Signature]  # by the hash of the image
+Signatures = dict[str, np.ndarray]  # see `pixels.signature`, by the hash of the image
 
 
 def load_benchmark(
@@ -123,7 +123,7 @@ def load_benchmark(
         )
     if not (allow_overlap or kind == KNOWLEDGE_BASE):  # leave-one-out
         _check_overlap(benchmark)
-    if on_error is not None and kind not in (KNOWLEDGE_BASE, *WITHOUT_LOCATION):
+    if on_error is not None and kind not in WITHOUT_LOCATION:
         _report_copies(benchmark, signatures, on_error)
     if on_error is not None:
         images = (image for example in benchmark.knowledge for image in example.query.images)
@@ -219,8 +219,9 @@ def _sample_share(examples: Sequence[Example], share: float, seed: int) -> list[
 def _check_size(benchmark: Benchmark) -> None:
     if not benchmark.items or not benchmark.knowledge:
         raise LoadError(
-            f"{benchmark.name} needs items and examples, got {len(benchmark.items)} items and "
-            f"{len(benchmark.knowledge)} examples",
+            f"{benchmark.name} needs items and examples, got"
+            f" {plural(len(benchmark.items), 'item')} and"
+            f" {plural(len(benchmark.knowledge), 'example')}",
             hint="check the folder; each class folder needs two images",
         )
 
@@ -241,7 +242,7 @@ def _report_copies(data: Benchmark, signatures: Signatures, on_error: OnError) -
     known: defaultdict[str, dict[str, Example]] = defaultdict(dict)
     for example in data.knowledge:
         known[_folded_text(example)].update((i.sha256, example) for i in example.query.images)
-    searches = {text: _CopySearch(found, signatures) for text, found in known.items()}
+    searches = {text: _CopySearch(found, signatures) for text, found in known.items() if found}
     copies: list[tuple[Example, Example]] = []
     for item in data.items:
         if (search := searches.get(_folded_text(item))) is not None:
@@ -253,7 +254,7 @@ def _report_copies(data: Benchmark, signatures: Signatures, on_error: OnError) -
             NoticeError(
                 f"{len(copies)} of {len(data.items)} evaluated items look like labelled examples in"
                 f" another size or encoding, for example {pair}; such copies inflate the results:"
-                " remove them from one part"
+                " keep one of each pair"
             )
         )
 
@@ -264,23 +265,25 @@ class _CopySearch:
     def __init__(self, examples: Mapping[str, Example], signatures: Signatures) -> None:
         self._examples, self._signatures = examples, signatures
         self._hashes = list(examples)
-        self._index = faiss.IndexBinaryFlat(8 * pixels.HASH_BYTES)
-        if examples:
-            self._index.add(np.stack([signatures[one][0] for one in examples]))
+        self._steps = np.stack([pixels.brightness_steps(signatures[one]) for one in examples])
 
     def copied(self, sha256: str) -> Example | None:
-        """Return the example with the nearest copy of an image. Flat images have none: all have the
-        same bits."""
-        bits, colours = self._signatures[sha256]
-        limit = min(MAX_BITS, int(np.unpackbits(bits).sum()) // 4 - 4)
-        if limit < 0 or sha256 in self._examples:
-            return None
-        _, distances, found = self._index.range_search(bits[None], limit + 1)
-        for _, place in sorted(zip(distances.tolist(), found.tolist(), strict=True)):
-            near = self._hashes[place]
-            if np.abs(self._signatures[near][1] - colours).max() <= MAX_LEVELS:
-                return self._examples[near]
+        """Return the example with the nearest copy of an image. Almost uniform images have none."""
+        signature = self._signatures[sha256]
+        cosines = self._steps @ pixels.brightness_steps(signature)
+        near = np.flatnonzero(cosines >= MIN_COSINE)
+        for place in near[np.argsort(-cosines[near])]:
+            found = self._hashes[place]
+            if found != sha256 and _is_copy(signature, self._signatures[found]):
+                return self._examples[found]
         return None
+
+
+def _is_copy(first: np.ndarray, second: np.ndarray) -> bool:
+    differences = np.abs(first.astype(np.float32) - second).max(axis=2)
+    mean = float(np.sqrt(np.square(differences).mean()))
+    least, factor = MAX_PEAK
+    return mean <= MAX_DIFFERENCE and float(differences.max()) <= least + factor * mean
 
 
 def _identities(example: Example) -> list[tuple[str, str]]:

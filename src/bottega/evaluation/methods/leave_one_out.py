@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bottega._util.identity import image_hashes
-from bottega._util.progress import Progress, showing_progress
+from bottega._util.progress import Progress, plural, showing_progress
 from bottega.errors import SettingError
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.methods.logistic import LabelledVectors, LogisticClassifier, check_labelled
@@ -85,7 +85,7 @@ def _check_images(examples: Sequence[Example]) -> None:
     missing = sum(not example.query.images for example in examples)
     if missing:
         raise SettingError(
-            f"tune needs labelled images, got {missing} examples without an image",
+            f"tune needs labelled images, got {plural(missing, 'example')} without an image",
             hint="use a knowledge base of labelled images",
         )
 

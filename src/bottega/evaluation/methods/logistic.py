@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bottega._util.caching import LRUCache
 from bottega._util.identity import Exclude
+from bottega._util.progress import plural
 from bottega.errors import SettingError
 from bottega.evaluation.methods.votes import no_label
 from bottega.knowledge import KnowledgeBase
@@ -109,8 +110,9 @@ def _ones(vectors: Vectors) -> NDArray[np.float64]:
 def check_labelled(knowledge: KnowledgeBase, method: str) -> None:
     """Raise `SettingError` if there are passages, which have no label."""
     if passages := knowledge.ids_by_label().get("", ()):
+        found = plural(len(passages), "passage")
         raise SettingError(
-            f"{method} needs labelled examples, got {len(passages)} passages without an answer",
+            f"{method} needs labelled examples, got {found} without an answer",
             hint="use a knowledge base of labelled examples",
         )
 

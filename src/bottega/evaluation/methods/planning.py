@@ -10,7 +10,7 @@ from functools import partial
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.config import RunConfig
+from bottega.evaluation.config import CUSTOM, RunConfig
 from bottega.evaluation.examples import is_passage, names_passages
 from bottega.evaluation.methods.controls import swapped_prompter, swapped_recorder
 from bottega.evaluation.methods.logistic import KnowledgeBaseLogistic
@@ -32,7 +32,6 @@ from bottega.evaluation.methods.searchers import MethodContext
 from bottega.evaluation.methods.specifications import (
     CHOICE_METHODS,
     COMPRESSION_METHODS,
-    CUSTOM,
     LABEL_METHODS,
     LOGREG,
     METHODS,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import cast
 
 from bottega.errors import SettingError
@@ -15,7 +13,7 @@ from bottega.evaluation.methods.retrieval import RescoredRetriever, SwappedRetri
 from bottega.evaluation.metrics.metric import Metric
 from bottega.generation import OpenAIGenerator, TransformersGenerator
 from bottega.knowledge import KnowledgeBase
-from bottega.naming import imported
+from bottega.naming import imported, own_code_error
 from bottega.parsing import equal_answers
 from bottega.pipeline import Pipeline
 from bottega.prompting import ContinuationPrompter
@@ -64,16 +62,15 @@ PipelineBuilder = Callable[[Pipeline, MethodContext], Pipeline]
 def custom(pipeline: Pipeline, context: MethodContext) -> Pipeline:
     """Return what the user's function makes of the pipeline and the examples. Raises
     `SettingError`."""
-    target, found = context.config.pipeline or "", None
-    make, problem = imported(target), "returned no Pipeline"
+    target = context.config.pipeline or ""
+    make = imported(target)
     try:
         found = make(pipeline, context.knowledge)
-    except Exception as error:  # of the user's own code
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        problem = f"failed: {error!r} ({Path(where.filename).name}, line {where.lineno})"
+    except Exception as error:
+        raise own_code_error(target, error) from error
     if not isinstance(found, Pipeline):
         raise SettingError(
-            f"{target} {problem}",
+            f"{target} returned no Pipeline",
             hint="write def NAME(pipeline, examples): return"
             " dataclasses.replace(pipeline, retrieve=...)",
         )

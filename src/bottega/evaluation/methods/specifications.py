@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bottega.evaluation.benchmark import Benchmark
+from bottega.evaluation.config import CUSTOM
 from bottega.evaluation.methods.controls import Swap, swap_image, swap_question
 from bottega.evaluation.methods.searchers import (
     PipelineBuilder,
@@ -83,7 +84,7 @@ class MethodSpec:
 
 # Each comparison of methods begins with the differences to this one.
 REFERENCE = "knn"
-LOGREG, CUSTOM = "logreg", "custom"
+LOGREG = "logreg"
 BASELINES = (
     *(REFERENCE, LOGREG, "vote", "vote-strict", "nearest"),
     *("top-k", "random", "zero-shot"),

@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from bottega._util.progress import plural
 from bottega.errors import ImageError
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.outcomes import ScoredAnswer
@@ -84,6 +85,7 @@ def page_environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
+    environment.filters["plural"] = partial(plural, spec=",")
     environment.globals["base_style"] = style_sheet("base.css") + style_sheet("chart.css")
     return environment
 

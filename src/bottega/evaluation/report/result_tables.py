@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, product
 
+from bottega._util.progress import plural
 from bottega.evaluation.methods.retrieval import EXCLUSION_RULE
 from bottega.evaluation.metrics.intervals import bounds
 from bottega.evaluation.report.references import references
@@ -72,7 +73,10 @@ def as_markdown(sections: Sequence[Section], *, title: str, made: str) -> str:
         cells = [(row.method, *map(_share, row.best), _share(row.average)) for row in rows]
         parts += ["## Across benchmarks", "Best number of shots.", _table(head, cells)]
     for section in sections:
-        parts += [f"## {_escaped(section.benchmark)}", f"{section.item_count:,} items."]
+        parts += [
+            f"## {_escaped(section.benchmark)}",
+            plural(section.item_count, "item", ",") + ".",
+        ]
         parts += [f"Demonstrations: {_escaped(text)}." for text in demonstration_texts(section)]
         parts.append(_table(*_figures(section)))
         if needed := efficiency(section):
@@ -139,7 +143,7 @@ def streams_as_markdown(section: StreamSection) -> str:
         )
         for point in section.points
     ]
-    items = f"{len(section.run.items):,} items, orders: {section.config.orders}."
+    items = f"{plural(len(section.run.items), 'item', ',')}, orders: {section.config.orders}."
     title = f"## {_escaped(section.config.benchmark)}: streams"
     parts = [title, items, _table(head, rows)]
     if section.trends:

@@ -11,7 +11,7 @@ from bottega._util.event_loops import for_each
 from bottega._util.progress import Progress, showing_progress
 from bottega.errors import BottegaError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.config import RunConfig
+from bottega.evaluation.config import CUSTOM, RunConfig
 from bottega.evaluation.metrics.intervals import Estimate
 from bottega.evaluation.metrics.metric import Judgement, calibration
 from bottega.evaluation.outcomes import (
@@ -23,7 +23,8 @@ from bottega.evaluation.outcomes import (
     is_item_error,
 )
 from bottega.evaluation.runs.run_store import AnswerStore
-from bottega.types import Example
+from bottega.naming import own_code_error
+from bottega.types import Example, Query
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,7 @@ class _MethodRun:
         self._benchmark = benchmark
         self._method = method
         self._concurrency = config.concurrency
+        self._own_code = config.pipeline if method.name == CUSTOM else None
         self._state = state
         self._done = done
         self.scored = state.store.answered(method.key, benchmark.items)
@@ -212,7 +214,7 @@ class _MethodRun:
     async def _answer(self, index: int) -> None:
         item, state = self._benchmark.items[index], self._state
         try:
-            outcome = await self._method.answer(item.query)
+            outcome = await self._outcome(item.query)
         except BottegaError as error:
             await state.store.fail(self._method, index, error)
             tolerated = is_item_error(error) or state.endpoint.tolerates(error, self._concurrency)
@@ -230,6 +232,14 @@ class _MethodRun:
         self.scored[index] = replace(scored, answer=replace(scored.answer, rationale=None))
         state.budget.settle(scored.cost_usd)
         self._done(scored)
+
+    async def _outcome(self, query: Query) -> Outcome:
+        try:
+            return await self._method.answer(query)
+        except Exception as error:
+            if self._own_code is None or isinstance(error, BottegaError):
+                raise
+            raise own_code_error(f"{self._own_code}, {query.id},", error) from error
 
     def _score(self, index: int, item: Example, outcome: Outcome) -> ScoredAnswer:
         scores = tuple(metric.score(item, outcome.answer) for metric in self._benchmark.metrics)

@@ -54,7 +54,6 @@ class EmbeddingsEndpoint:
             images = await read_images(request.images, gateway.fetch, gateway.limits)
         except ApiError as error:
             raise FIELDS.renamed(error, [f"input[{n}]" for n in range(len(inputs))]) from error
-        gateway.limits.check_fetched(images.values(), "input")
         tenant = await gateway.tenants.open(record.namespace)
         if tenant.embed is None:
             raise unsupported(

@@ -208,7 +208,6 @@ class FeedbackEndpoint:
             hint = "send the instructions and one question: later turns depend on earlier ones"
             raise unsupported("only questions of one turn can be corrected", "messages", hint)
         images = await read_images(request.images, gateway.fetch, gateway.limits)
-        gateway.limits.check_fetched(images.values(), "messages")
         await gateway.decoding.check(images.values())
         return to_query(request, [images[part.url] for part in request.images])
 

@@ -312,7 +312,6 @@ class Gateway:
         fetches = not job.request.keeps_image_urls
         parts = [part for part in job.request.images if wanted or (fetches and is_web(part.url))]
         images = await read_images(parts, self.fetch, self.limits) if parts else {}
-        self.limits.check_fetched(images.values(), "messages")
         if images:
             await self.decoding.check(images.values())
         return images

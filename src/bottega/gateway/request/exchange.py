@@ -212,7 +212,7 @@ async def _body(headers: Mapping[str, str], receive: Receive, limits: Limits) ->
         limits.check_size(size)
         chunks.append(chunk)
         if not message.get("more_body"):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            return b"".join(chunks)
 
 
 class ReplySender:

@@ -174,7 +174,7 @@ async def read_images(
     parts: Sequence[ImagePart], fetch: Fetch | None, limits: Limits
 ) -> dict[str, Image]:
     """Return the images by URL. Raises `ApiError`, with the position in the body, for invalid
-    images and for URLs that may not be fetched."""
+    images, for too many pixels or bytes together, and for URLs that may not be fetched."""
     params: dict[str, str] = {}
     for part in parts:
         params.setdefault(part.url, part.param)
@@ -195,6 +195,7 @@ async def read_images(
             )
         fetched = await asyncio.gather(*(_fetch(url, params[url], fetch, limits) for url in web))
         found |= dict(zip(web, fetched, strict=True))
+    limits.check_fetched(found.values(), "messages")
     return found
 
 

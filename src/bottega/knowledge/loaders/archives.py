@@ -25,6 +25,7 @@ BROKEN = (
     *(OSError, EOFError, RuntimeError, NotImplementedError, UnicodeDecodeError),
     *(zipfile.BadZipFile, zlib.error),
 )
+ZIP = ".zip"
 MAX_ENTRIES = 500_000
 HEADER_BYTES = 1 << 16
 UTF_8 = 0x800  # flag of the names of entries
@@ -33,33 +34,47 @@ UNPACK = "unpack the archive and name the folder"
 
 class ImageArchive:
     """Archive with paths as if it were a folder. A single folder around the class folders is
-    skipped: `root` is the folder of the classes or splits."""
+    skipped: `root` is the folder of the classes or splits, in the given folder of the archive."""
 
-    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
+    def __init__(self, path: Path, archive: zipfile.ZipFile, folder: Path) -> None:
         self._archive = archive
         self._found = FolderScan(path)
-        self._members: dict[Path, zipfile.ZipInfo] = {}
+        self.members: dict[Path, zipfile.ZipInfo] = {}
         for info in archive.infolist():
             name = PureWindowsPath(_name(info))  # also splits at slashes
+            member = path / name.as_posix()
             if info.is_dir():
                 continue
             if name.anchor or ".." in name.parts:
-                outside = f"the entry {info.filename!r} leads outside of the archive"
-                self._found.errors.append(
-                    LoadError(f"{path_text(path)}: {outside}", hint="pack the archive again")
-                )
+                self._report(info, "leads outside of the archive")
             elif any(map(is_system_name, name.parts)):
                 self._found.unread[SYSTEM] += 1
+            elif name.suffix.lower() == ZIP:
+                self._report(info, "is an archive itself", UNPACK)
             else:
-                self._members[path / name.as_posix()] = info
-        self.root = path
-        names = self.subfolders(path)
+                if member in self.members:
+                    self._report(info, "occurs twice, and the last one is read")
+                self.members[member] = info
+        self.root = folder
+        names = self.subfolders(folder)
         while len(names) == 1 and not split_names(names) and self.subfolders(self.root / names[0]):
             self.root /= names[0]
             names = self.subfolders(self.root)
 
+    def _report(self, info: zipfile.ZipInfo, problem: str, hint: str = "pack it again") -> None:
+        text = f"{path_text(self._found.root)}: the entry {info.filename!r} {problem}"
+        self._found.errors.append(LoadError(text, hint=hint))
+
     def subfolders(self, folder: Path) -> list[str]:
-        return named_folders(folder, self._members)
+        return named_folders(folder, self.members)
+
+    def read_head(self, path: Path) -> bytes:
+        """Return the first `HEADER_BYTES` of a file, none if it cannot be read."""
+        try:
+            with self._archive.open(self.members[path]) as file:
+                return file.read(HEADER_BYTES)
+        except BROKEN:
+            return b""
 
     def scan(self, root: Path) -> FolderScan:
         """Find the images below a folder, as `scan_images` does."""
@@ -67,21 +82,17 @@ class ImageArchive:
         scan = FolderScan(
             root, self._open_image, self.subfolders(root), [], found.unread, found.errors
         )
-        for path in self._members:
+        for path in self.members:
             if path.is_relative_to(root):
                 scan.add(path, partial(self._has_image_header, path))
         scan.images.sort(key=path_text)
         return scan
 
     def _has_image_header(self, path: Path) -> bool:
-        try:
-            with self._archive.open(self._members[path]) as file:
-                return is_image_file(io.BytesIO(file.read(HEADER_BYTES)))
-        except BROKEN:
-            return False
+        return is_image_file(io.BytesIO(self.read_head(path)))
 
     def _open_image(self, path: Path) -> Image:
-        return archived_image(self._archive, self._members[path], path_text(path))
+        return archived_image(self._archive, self.members[path], path_text(path))
 
 
 def _name(info: zipfile.ZipInfo) -> str:
@@ -96,12 +107,19 @@ def _name(info: zipfile.ZipInfo) -> str:
 
 
 def is_archive(path: Path) -> bool:
-    return path.suffix.lower() == ".zip" and not path.is_dir()
+    """Return whether the path is an archive, or a folder in one, such as `my.zip/train`."""
+    return _archive_of(path) is not None
+
+
+def _archive_of(path: Path) -> Path | None:
+    archives = (one for one in (path, *path.parents) if one.suffix.lower() == ZIP)
+    return next((one for one in archives if one.is_file()), None)
 
 
 @contextmanager
-def open_archive(path: Path) -> Iterator[ImageArchive]:
-    """Open an archive for reading. Raises `LoadError`."""
+def open_archive(folder: Path) -> Iterator[ImageArchive]:
+    """Open an archive, or a folder in it, for reading. Raises `LoadError`."""
+    path = _archive_of(folder) or folder
     try:
         archive = zipfile.ZipFile(path)
     except BROKEN as error:
@@ -113,7 +131,7 @@ def open_archive(path: Path) -> Iterator[ImageArchive]:
             raise LoadError(
                 f"{path_text(path)} has {count:,} entries, more than {MAX_ENTRIES:,}", hint=UNPACK
             )
-        yield ImageArchive(path, archive)
+        yield ImageArchive(path, archive, folder)
 
 
 def archived_image(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> Image:

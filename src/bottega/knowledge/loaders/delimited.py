@@ -32,6 +32,7 @@ QUOTES = f"double the quotation marks inside of quoted texts; {SAVE}"
 LAYOUT = "write a line of column names, such as image,label, and then one line for each image"
 # Base64 of the largest image. The module `csv` has only a process-wide limit.
 MAX_CELL = MAX_BYTES * 4 // 3 + 4
+EXCEL_HEAD = ["sep=", ""]  # the line sep=; before the names of the columns
 # VLMEvalKit: a cell this short is the index of another row, whose image it shares.
 MAX_REFERENCE = 20
 
@@ -85,10 +86,10 @@ def column_names(path: Path) -> Sequence[str]:
     if not is_delimited(path):
         rows = (row for _, row in _rows(path) if isinstance(row, dict))
         return list(dict.fromkeys(chain.from_iterable(rows)))
-    names = _header(csv_rows(path, SAVE))
+    names = [name for name in _header(csv_rows(path, SAVE)) if name]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise LoadError(f"{path_text(path)} has two columns {twice[0]!r}", hint=LAYOUT)
-    if not any(names):
+    if not names:
         raise LoadError(f"{path_text(path)} has no line of column names", hint=LAYOUT)
     return names
 
@@ -110,7 +111,8 @@ def csv_rows(path: Path, hint: str, delimiters: str = DELIMITERS) -> Iterator[Li
         with opened(path, "rt", encoding="utf-8-sig", newline="") as lines:
             first = lines.readline()
             lines.seek(0)
-            reader = csv.reader(lines, delimiter=max(delimiters, key=first.count), strict=True)
+            delimiter = max(delimiters, key=first.count)
+            reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True)
             row: list[str] | LoadError | None = []
             while row is not None:
                 start = reader.line_num + 1
@@ -118,7 +120,7 @@ def csv_rows(path: Path, hint: str, delimiters: str = DELIMITERS) -> Iterator[Li
                     row = next(reader, None)
                 except csv.Error as error:
                     row = LoadError(f"{error}, in the row that begins in line {start}", hint=QUOTES)
-                if row:
+                if row and row != EXCEL_HEAD:
                     yield f"{path_text(path)}, line {reader.line_num}", row
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -132,14 +134,15 @@ def _rows(path: Path) -> Iterator[SourceRow]:
         return
     found = csv_rows(path, SAVE)
     names = _header(found)
+    named = max((place for place, name in enumerate(names, 1) if name), default=0)
     for source, fields in found:
         if isinstance(fields, LoadError):
             yield source, fields
-        elif len(fields) != len(names) and any(fields):
+        elif any(fields) and (len(fields) < named or any(fields[len(names) :])):
             expected = f"expected {len(names)} columns, got {len(fields)}"
             yield source, LoadError(expected, hint="quote texts that contain the separator")
         elif any(fields):
-            yield source, dict(zip(names, fields, strict=True))
+            yield source, dict(zip(names, map(str.strip, fields), strict=False))
 
 
 def _with_shared_images(path: Path, image: str) -> Iterator[SourceRow]:
@@ -190,6 +193,13 @@ def load_manyicl(
 def count_manyicl(folder: str | Path, split: str = "demo") -> int:
     """Return the number of rows that `load_manyicl` reads. Raises `LoadError`."""
     return len(_labelled_files(Path(folder) / f"{split}.csv", ignore_error))
+
+
+def is_manyicl(folder: Path) -> bool:
+    """Return whether a folder has images and rows of `demo.csv` in the layout of ManyICL. Raises
+    `LoadError`."""
+    has_images = (folder / "images").is_dir() and (folder / "demo.csv").exists()
+    return has_images and count_manyicl(folder) > 0
 
 
 def manyicl_classes(folder: str | Path, split: str = "demo") -> list[str]:

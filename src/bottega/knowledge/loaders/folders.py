@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from PIL import Image as Pillow
 
+from bottega._util.progress import plural
 from bottega.errors import (
     BottegaError,
     ImageError,
@@ -21,7 +23,7 @@ from bottega.errors import (
     error_handler,
 )
 from bottega.image import Image, path_text
-from bottega.knowledge.loaders.archives import is_archive, open_archive
+from bottega.knowledge.loaders.archives import HEADER_BYTES, UNPACK, is_archive, open_archive
 from bottega.knowledge.loaders.scan import (
     FolderScan,
     class_folder,
@@ -35,24 +37,34 @@ from bottega.types import IMAGE_QUESTION, Example, Query
 NO_LABEL = "none"
 SNAPSHOTS = "snapshots"  # in a repository of a hub's cache
 MAX_SIMILAR = 3  # groups of similar labels in a note
+MAX_SHOWN = 5  # errors in the one of a folder without images
 MAX_LABEL = 1000
 MAX_PATH = 4096
+URLS = ("http://", "https://")
+# Of files that a table names without: 0001 for 0001.jpg.
+OMITTED_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".webp", ".JPG", ".JPEG", ".PNG")
 # Default-ignorable characters of Unicode that a label may contain.
 INVISIBLE = re.compile(
     r"[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
     r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
 )
+WHOLE = re.compile(r"([+-]?\d+)\.0+")
 WIDE = re.compile(r"[\uff00-\uffef]+")  # full-width and half-width forms
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 BRIGHTEST = 16
 DIGIT_QUESTION = "Which digit is this?"
 EXPORTED = ("examples.jsonl", "images")
+TABLES = (".csv", ".tsv", ".jsonl")
+SEPARATORS = re.compile(r"""[\t,;|"'/\\]""")  # also of folders
+ROWS = 20  # of a table that are read to decide if it names images
 LAYOUT = "use FOLDER/CLASS/IMAGE.jpg, such as pets/cat/1.jpg and pets/dog/2.jpg"
 
 
 def label_text(name: str) -> str:
-    """Return the label in one Unicode form and on one line, so equal-looking labels are equal."""
+    """Return the label in one Unicode form and on one line, and whole numbers without decimals, so
+    labels are equal if they look equal or are equal numbers in another format."""
     text = one_line(name)
+    text = whole[1] if (whole := WHOLE.fullmatch(text)) else text
     if not text:
         raise LoadError("the label is empty", hint="give every class a name")
     if len(text) > MAX_LABEL:
@@ -61,6 +73,11 @@ def label_text(name: str) -> str:
             hint="give long texts as answer, not as label",
         )
     return text
+
+
+def value_text(value: object) -> str:
+    """Return the text of a value, of whole numbers without decimals."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def one_line(text: str) -> str:
@@ -146,16 +163,37 @@ def hub_snapshot(path: Path) -> Path:
 
 
 def existing_name(folder: Path, name: str) -> str | None:
-    """Return the name, or its form with slashes for a Windows path, if the file exists."""
+    """Return the name, its form with slashes for a Windows path, or with a suffix that it lacks, if
+    the file exists. Raises `ImageError` for a URL."""
+    if name.startswith(URLS):
+        raise ImageError(
+            f"image {name[:80]!r} is not fetched", hint="download the images and give their paths"
+        )
     if len(name) > MAX_PATH:  # base64: building a path of it takes long
         return None
-    for each in (name, name.replace("\\", "/")):
+    slashed = name.replace("\\", "/")
+    for each in (name, slashed, *map(slashed.__add__, OMITTED_SUFFIXES)):
         try:
             if (folder / each).exists():
                 return each
         except (OSError, ValueError):  # too long for a path, or a NUL
             continue
     return None
+
+
+def find_image(folder: Path, name: str, prefixes: Sequence[str]) -> Image | None:
+    """Return the image that a table in the folder means by a path, or by a file name or an id in
+    one of several subfolders, such as `train/`; None if there is none. Raises `ImageError`."""
+    for root in (folder, folder / "images"):
+        if existing_name(root, name) is not None:
+            return open_within(root, name)
+    names = dict.fromkeys(existing_name(folder, f"{root}{name}") for root in prefixes)
+    found = [*filter(None, names)]
+    if len(found) > 1:
+        raise ImageError(
+            f"{name!r} may be {' or '.join(found)}", hint="give paths relative to the table"
+        )
+    return open_within(folder, found[0]) if found else None
 
 
 def join_labels(labels: Sequence[str]) -> str:
@@ -264,7 +302,9 @@ def has_splits(folder: str | Path) -> bool:
 def _scanned(folder: Path, split: str | None) -> Iterator[FolderScan]:
     if is_archive(folder):
         with open_archive(folder) as archive:
-            yield archive.scan(class_folder(archive.root, split, archive.subfolders))
+            scan = archive.scan(class_folder(archive.root, split, archive.subfolders))
+            _check_layout(scan, _beside(scan, folder, split), archive.members, archive.read_head)
+            yield scan
         return
     if not folder.is_dir():
         raise LoadError(f"{path_text(folder)} is not a folder", hint="check the path")
@@ -273,7 +313,67 @@ def _scanned(folder: Path, split: str | None) -> Iterator[FolderScan]:
             f"{path_text(folder)} is an export, not a folder of classes",
             hint=f"run bottega import K.db {path_text(folder)}, or call import_from",
         )
-    yield scan_images(class_folder(folder, split, subfolders))
+    scan = scan_images(class_folder(folder, split, subfolders))
+    places = _beside(scan, folder, split)
+    files = chain.from_iterable(place.glob("*") for place in places)
+    _check_layout(scan, places, files, _read_head)
+    yield scan
+
+
+def _beside(scan: FolderScan, folder: Path, split: str | None) -> list[Path]:
+    """Return the folders whose tables may name the images. Someone who chooses a split with class
+    folders does not mean a table outside of it."""
+    has_classes = any(path.parent != scan.root for path in scan.images)
+    above = [one for one in scan.root.parents if one.is_relative_to(folder)]
+    return [scan.root, *([] if split is not None and has_classes else above)]
+
+
+def _check_layout(
+    scan: FolderScan,
+    places: Collection[Path],
+    files: Iterable[Path],
+    read_head: Callable[[Path], bytes],
+) -> None:
+    """Raise `LoadError` if the folders are not classes: a table names their images, or they are
+    the images and boxes of object detection."""
+    for path in files:
+        is_table = path.parent in places and path.suffix.lower() in TABLES
+        if is_table and _names_images(read_head(path), scan):
+            name = path_text(path)
+            spec = "" if path.suffix == ".jsonl" else f" (bottega eval: table:{name})"
+            read = UNPACK if is_archive(path) else f"name the table: {name}{spec}"
+            raise LoadError(
+                f"{name} names the images, so their folders are not their classes",
+                hint=f"{read}, or move the table elsewhere to use the folders",
+            )
+    filled = {path.relative_to(scan.root).parts[0].casefold() for path in scan.images}
+    texts = scan.unread[".txt"]
+    if texts and "labels" in {*map(str.casefold, scan.folders)} - filled and "images" in filled:
+        raise LoadError(
+            f"{path_text(scan.root)} has the folders images and labels, with"
+            f" {plural(texts, '.txt file')}, as for object detection, and no classes",
+            hint=LAYOUT,
+        )
+
+
+def _names_images(head: bytes, scan: FolderScan) -> bool:
+    """Return whether one of the first rows of a table contains the file name of an image, or begins
+    with one that lacks the suffix."""
+    names = {path.name for path in scan.images}
+    numbers = len(scan.folders) < 2  # such as a column of counts beside several classes
+    ids = {path.stem for path in scan.images if numbers or not path.stem.isdigit()}
+    ids -= {*scan.folders}
+    lines = head.decode(errors="replace").splitlines()[:ROWS]
+    rows = [[cell.strip() for cell in SEPARATORS.split(line)] for line in lines]
+    firsts = (next(filter(None, row), "") for row in rows[1:])
+    return not names.isdisjoint(chain.from_iterable(rows)) or not ids.isdisjoint(firsts)
+
+
+def _read_head(path: Path) -> bytes:
+    if path.is_file():
+        with suppress(OSError), path.open("rb") as file:
+            return file.read(HEADER_BYTES)
+    return b""
 
 
 def _labelled_paths(scan: FolderScan, on_error: OnRowError) -> list[tuple[str, Path]]:
@@ -307,7 +407,10 @@ def _class_label(folder: Path, on_error: OnRowError) -> str | None:
 def _no_classes(scan: FolderScan, *, is_class: bool) -> LoadError:
     root = scan.root
     if scan.errors:
-        return scan.errors[0]
+        shown = "; ".join(map(str, scan.errors[:MAX_SHOWN]))
+        more = len(scan.errors) - MAX_SHOWN
+        text = f"{shown}{f'; and {more} more' if more > 0 else ''}"
+        return LoadError(text, hint=scan.errors[0].hint)
     if scan.folders:
         return LoadError(f"the class folders of {path_text(root)} hold no images", hint=LAYOUT)
     is_class = is_class and not split_names([root.name])  # its parent contains no classes either

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import unicodedata
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from bottega.knowledge.loaders.folders import (
     label_text,
     one_line,
     open_within,
+    value_text,
 )
 from bottega.types import IMAGE_QUESTION, Example, Query
 
@@ -29,6 +31,8 @@ FIELDS = (
 )
 
 PASSAGE = 'write {"text": "..."}; optional: id, image, images, tags'
+# Read where there is neither `image` nor `images`.
+IMAGE_FIELD = re.compile(r"(image|img)_?(\d+|path|file|name)|file_?name", re.IGNORECASE)
 ANSWERS = ("answer", "label", "labels")
 ONE_LINE = "write each object on one line"
 # A packed file of a few MB can hold a line that does not fit into memory.
@@ -43,8 +47,8 @@ def load_jsonl(
     path: str | Path, *, question: str = IMAGE_QUESTION, on_error: OnRowError | None = None
 ) -> Iterator[Example]:
     """Yield the examples of a file whose lines have `answer`, `label` or `labels`, and optionally
-    `image` (or a list `images`), `question`, `choices`, `rationale` and `tags` (an object). Other
-    fields are ignored.
+    `image` (or a list `images`, or fields such as `file_name` or `image_1`), `question`, `choices`,
+    `rationale` and `tags` (an object). Other fields are ignored.
 
     An image is a data URL, base64 or a path. A relative path must stay inside the file's folder. An
     absolute path may lead anywhere, so load only files whose absolute paths you trust: images are
@@ -223,6 +227,9 @@ def _images(row: Row, folder: Path | None, source: str) -> tuple[Image, ...]:
     single = field_text(row, "image")
     if single is not None:
         images = (single, *images)
+    elif not images:
+        named = (field_text(row, name) for name in row if IMAGE_FIELD.fullmatch(name))
+        images = tuple(filter(None, named))
     return tuple(_image(text, folder, source) for text in images)
 
 
@@ -246,25 +253,25 @@ def _image(text: str, folder: Path | None, source: str) -> Image:
 
 
 def field_text(row: Row, name: str, hint: str = FIELDS) -> str | None:
-    """Return the text or number of a field, None if it is missing. Raises `LoadError`."""
+    """Return the text, number or boolean of a field, None if it is missing. Raises `LoadError`."""
     value = row.get(name)
     if value is None or _is_text(value):
-        return None if value is None else str(value)
+        return None if value is None else value_text(value)
     raise _wrong(name, "a text", value, hint)
 
 
 def field_texts(row: Row, name: str, hint: str = FIELDS) -> tuple[str, ...] | None:
-    """Return the texts or numbers of a list, None if it is missing. Raises `LoadError`."""
+    """Return the texts of a list by `field_text`, None if it is missing. Raises `LoadError`."""
     value = row.get(name)
     if value is None:
         return None
     if isinstance(value, list) and all(map(_is_text, value)):
-        return tuple(map(str, value))
+        return tuple(map(value_text, value))
     raise _wrong(name, "a list of texts", value, hint)
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str | int | float) and not isinstance(value, bool)
+    return isinstance(value, str | int | float)
 
 
 def _tags(row: Row) -> dict[str, str]:

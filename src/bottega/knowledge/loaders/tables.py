@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
@@ -15,10 +16,23 @@ from typing import TYPE_CHECKING, Self
 
 import orjson
 
-from bottega.errors import BottegaError, ImageError, LoadError, OnRowError, needs_extra
+from bottega.errors import (
+    BottegaError,
+    ImageError,
+    LoadError,
+    OnRowError,
+    needs_extra,
+)
 from bottega.image import Image, path_text
-from bottega.knowledge.loaders.folders import existing_name, join_labels, label_text, open_within
+from bottega.knowledge.loaders.folders import (
+    find_image,
+    join_labels,
+    label_text,
+    open_within,
+    value_text,
+)
 from bottega.knowledge.loaders.jsonl import Row, parse_rows
+from bottega.knowledge.loaders.scan import subfolders
 from bottega.types import IMAGE_QUESTION, Example, Query
 
 if TYPE_CHECKING:
@@ -46,6 +60,7 @@ LABEL_HINT = (
     "name one with label_column=NAME (bottega add: --label-column), or add --passages for texts"
     " alone"
 )
+REWRITE = "check the split, or download or write the files again"
 LONGEST_LITERAL = 100_000  # base64 images in a printed list are found by a pattern
 SHORTEST_BASE64 = 100  # a shorter text is the path of a missing file
 # Column names -> feature types of `datasets`.
@@ -62,11 +77,40 @@ def library_errors(name: str) -> Iterator[None]:
     except BottegaError:
         raise
     except Exception as error:  # datasets, pyarrow and the hub's client have separate error trees
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise LoadError(
-            f"{path_text(name)} cannot be loaded: {reason}",
-            hint="check the name, the split and the network, or give a folder of parquet files",
-        ) from error
+        for file in (Path(name), *sorted(Path(name).rglob(f"*{PARQUET}"))):
+            if file.suffix.lower() == PARQUET and file.is_file():
+                _check_parquet(file)
+        hint = "check the name, the split and the network, or give a folder of parquet files"
+        raise _unreadable(name, error, REWRITE if Path(name).exists() else hint) from error
+
+
+def _check_parquet(path: Path) -> None:
+    """Raise `LoadError` for a file without rows or an end, or with a column of another type."""
+    import datasets
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            count, columns = file.metadata.num_rows, file.schema_arrow
+    except (OSError, ValueError) as error:  # errors of pyarrow are of these classes
+        raise _unreadable(str(path), error, REWRITE) from error
+    if not count:
+        raise LoadError(f"{path_text(path)} has no rows", hint="write rows to it, or delete it")
+    for column in columns:
+        try:
+            datasets.Features.from_arrow_schema(arrow.schema([column]))
+        except ValueError as error:
+            raise LoadError(
+                f"{path_text(path)}: the column {column.name!r} has the type {column.type}, which"
+                " cannot be read",
+                hint="write the file again without this column, or with texts",
+            ) from error
+
+
+def _unreadable(name: str, error: Exception, hint: str) -> LoadError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return LoadError(f"{path_text(name)} cannot be loaded: {reason}", hint=hint)
 
 
 def image_of_cell(value: object, folder: Path | None, source: str, *, hint: str) -> Image:
@@ -108,6 +152,9 @@ class Columns:
     @classmethod
     def infer(cls, features: Features, given: Names, question: str, folder: Path | None) -> Self:
         """Return the columns, inferring those that are not given from types and usual names."""
+        spelled = (given.image, given.label, given.question, given.answer)
+        image, label, question_name, answer = (_spelled(features, name) for name in spelled)
+        given = Names(image, label, question_name, answer)
         typed = (name for name, kind in features.items() if type(kind).__name__ == "Image")
         with_classes = (name for name, kind in features.items() if _classes(kind))
         letters = takewhile(features.__contains__, ascii_uppercase)
@@ -135,14 +182,28 @@ class Columns:
         options = self._options(row)
         choices = tuple(one for one in options if one)
         query = Query(self.question if text is None else str(text), images, choices)
-        value = row.get(names.answer or names.label or "")
+        column = names.answer or names.label or ""
+        try:
+            answer, labels = self._answer(row.get(column), options)
+        except LoadError as error:
+            raise LoadError(f"{error}, in the column {column!r}", hint=error.hint) from error
+        return Example(query, answer, labels=labels, source=source)
+
+    def _answer(
+        self, value: object, options: tuple[str, ...]
+    ) -> tuple[str, tuple[str, ...] | None]:
+        """Return the answer, and the labels of a list of them. A printed list of numbers is a list
+        as a label, but may be an interval as an answer."""
+        names = self.names
+        parts = _printed_list(value) if isinstance(value, str) else None
+        if parts is not None and not (names.answer and any(type(one) is not str for one in parts)):
+            value = parts
         if names.answer is None and isinstance(value, list):
             labels = tuple(self._label(part) for part in value)
-            return Example(query, join_labels(labels), labels=labels, source=source)
-        is_answer = names.answer is not None or (choices and not self.classes)
+            return join_labels(labels), labels
+        is_answer = names.answer is not None or (any(options) and not self.classes)
         by_letter = bool(names.options) and names.choices is None
-        answer = _answer(value, options, by_letter) if is_answer else self._label(value)
-        return Example(query, answer, source=source)
+        return _answer(value, options, by_letter) if is_answer else self._label(value), None
 
     def _images(self, value: object, source: str) -> tuple[Image, ...]:
         if isinstance(value, str):
@@ -152,15 +213,17 @@ class Columns:
         if isinstance(value, list):
             return tuple(image for part in value for image in self._images(part, source))
         is_missing = value is None or value != value  # NaN
-        return () if is_missing else (image_of_cell(value, self.folder, source, hint=COLUMN_HINT),)
+        if is_missing:
+            return ()
+        cell = f"{source}, column {self.names.image!r}"
+        return (image_of_cell(value, self.folder, cell, hint=COLUMN_HINT),)
 
     def _image(self, text: str, source: str) -> Image:
-        """Return the image of a path inside the folder, a path in its subfolder `images`, a data
-        URL or base64."""
+        """Return the image of a path inside the folder, a name or id in a subfolder, a
+        data URL or base64."""
         folder = self.folder
-        for root in () if folder is None else (folder, folder / "images"):
-            if existing_name(root, text) is not None:
-                return open_within(root, text)
+        if folder and (image := find_image(folder, text, self._prefixes)) is not None:
+            return image
         if len(text) >= SHORTEST_BASE64 or text.startswith("data:"):
             return Image.from_data_url(text, source=source)
         problem = "is not base64" if folder is None else f"does not exist in {path_text(folder)}"
@@ -168,6 +231,11 @@ class Columns:
             f"image {text!r} {problem}",
             hint="give paths relative to the folder of the table, or base64",
         )
+
+    @cached_property
+    def _prefixes(self) -> list[str]:
+        """Folders of images, relative to that of the table."""
+        return ["", *(f"{name}/" for name in subfolders(self.folder or Path()))]
 
     def _options(self, row: Row) -> tuple[str, ...]:
         """Return the choices; an empty one keeps its place, which a letter or index may name."""
@@ -178,10 +246,10 @@ class Columns:
             value = _list_of_texts(cell) if isinstance(cell, str) else cell
         if not isinstance(value, list):
             return ()
-        return tuple("" if one is None or one != one else str(one) for one in value)
+        return tuple("" if one is None or one != one else value_text(one) for one in value)
 
     def _label(self, value: object) -> str:
-        if value == -1:  # marks hidden test labels
+        if self.classes and value == -1:  # marks hidden test labels
             value = None
         if not self.classes or not isinstance(value, int):
             return label_text(_text(value, "label"))
@@ -201,20 +269,33 @@ def _named(features: Features, usual: Sequence[str]) -> str | None:
     return next((folded[key] for key in keys if key in folded), None)
 
 
+def _spelled(features: Features, name: str | None) -> str | None:
+    """Return the only column of this name in any case, or else the name as given."""
+    same = [one for one in features if name and one.casefold() == name.casefold()]
+    return same[0] if len(same) == 1 else name
+
+
 def _list_of_texts(text: str) -> list[str]:
-    """Return the list of a cell in JSON, or as Python prints it."""
     if not text.startswith("["):
         return []
+    found = _printed_list(text)
+    return [*map(str, re.findall(r"['\"]([\w+/=:;,.-]+)['\"]", text) if found is None else found)]
+
+
+def _printed_list(text: str) -> list[object] | None:
+    """Return the list of a cell in JSON, or as Python or NumPy prints it, None for other texts."""
+    if not text.startswith("["):
+        return None
     try:
         found = orjson.loads(text)
     except orjson.JSONDecodeError:
-        try:
-            found = ast.literal_eval(text) if len(text) < LONGEST_LITERAL else None
+        if len(text) >= LONGEST_LITERAL:
+            return None
+        try:  # Python would join the texts of ['a' 'b']
+            found = ast.literal_eval(re.sub(r"(?<=['\"])\s+(?=['\"])", ", ", text))
         except (ValueError, SyntaxError, MemoryError, RecursionError):
-            found = None
-        if found is None:
-            found = re.findall(r"['\"]([\w+/=:;,.-]+)['\"]", text)
-    return [str(one) for one in found] if isinstance(found, list) else []
+            return None
+    return found if isinstance(found, list) else None
 
 
 def _classes(feature: object) -> tuple[str, ...]:
@@ -223,20 +304,19 @@ def _classes(feature: object) -> tuple[str, ...]:
 
 
 def _check(names: Names, features: Features) -> None:
-    columns_hint = f"its columns are {', '.join(features)}"
+    problems, hints = list[str](), list[str]()
     for name in (names.image, names.label, names.question, names.answer):
         if name is not None and name not in features:
-            raise LoadError(f"column {name!r} does not exist", hint=columns_hint)
+            problems.append(f"column {name!r} does not exist")
     if names.label is None and names.answer is None:
-        raise LoadError(
-            "label and answer columns are missing",
-            hint=f"{LABEL_HINT}; {columns_hint}",
-        )
+        problems.append("label and answer columns are missing")
+        hints.append(LABEL_HINT)
     if names.image is None and names.question is None:
-        raise LoadError(
-            "image and question columns are missing",
-            hint=f"{COLUMN_HINT}; {columns_hint}",
-        )
+        problems.append("image and question columns are missing")
+        hints.append(COLUMN_HINT)
+    if problems:
+        hints.append(f"its columns are {', '.join(features)}")
+        raise LoadError("; ".join(problems), hint="; ".join(hints))
 
 
 def _answer(value: object, options: Sequence[str] = (), by_letter: bool = False) -> str:
@@ -279,9 +359,9 @@ def _text(value: object, what: str) -> str:
     if not isinstance(value, str | int | float):
         raise LoadError(
             f"{what} must be a text or a number, got {type(value).__name__}",
-            hint=f"name another column for the {what}",
+            hint="name another column with label_column=NAME (bottega add: --label-column)",
         )
-    return str(value)
+    return value_text(value)
 
 
 def load_hugging_face(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from bottega._util.progress import Stages, no_stages
+from bottega._util.progress import Stages, no_stages, plural
 from bottega.errors import StoreError
 from bottega.knowledge.index.index_files import IndexSnapshot, index_files, load
 from bottega.knowledge.index.vector_index import MISSING
@@ -85,8 +85,7 @@ def _wrong_image(rows: SqliteRows, sha256: str) -> str | None:
     if not owners:
         return None
     named = [f"{id} of namespace {space!r}" if space else id for id, space in owners]
-    plural = "s" if len(named) > 1 else ""
-    return f"{wrong}; delete example{plural} {', '.join(named)} {ADD_AGAIN}"
+    return f"{wrong}; delete example{'s' * (len(named) > 1)} {', '.join(named)} {ADD_AGAIN}"
 
 
 def find_wrong_ids(rows: SqliteRows, stages: Stages) -> Iterator[Finding]:
@@ -123,7 +122,7 @@ def _page_and_orphan_findings(rows: SqliteRows) -> Iterator[Finding]:
         ((number,),) = rows.read(f"SELECT count(*) FROM {table} WHERE {orphaned}")
         if number:
             fix = statement_repair(rows, f"DELETE FROM {table} WHERE {orphaned}")
-            yield f"{number} {table} of no {owner}", fix
+            yield f"{plural(number, table.removesuffix('s'))} of no {owner}", fix
 
 
 def _log_findings(rows: SqliteRows) -> Iterator[Finding]:
@@ -145,7 +144,7 @@ def _log_findings(rows: SqliteRows) -> Iterator[Finding]:
                 f" SELECT '{op}', {source}.key, {source}.id, {source}.namespace {chosen}"
             )
             yield (
-                f"{number} rows whose {op} is not in the change log",
+                f"{plural(number, 'row')} whose {op} is not in the change log",
                 statement_repair(rows, statement),
             )
 
