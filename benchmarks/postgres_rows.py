@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.stores import clustered, examples
 from bottega import KnowledgeBase, Query
-from bottega.knowledge.postgres.database import _set_up
+from bottega.knowledge.postgres.schema import set_up
 from bottega.protocols import Vectors
 
 BLOCK = 100_000
@@ -85,7 +85,7 @@ class Databases:
         format."""
         connection = self.run(asyncpg.connect(url))
         try:
-            self.run(_set_up(connection))
+            self.run(set_up(connection))
             yield connection
         finally:
             self.run(connection.close())

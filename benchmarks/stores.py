@@ -35,7 +35,7 @@ from bottega import Example, Image, KnowledgeBase, Query
 from bottega.knowledge import Eq
 from bottega.knowledge.index.hnsw import EF_SEARCH
 from bottega.knowledge.records import unit
-from bottega.knowledge.search import FileSearch
+from bottega.knowledge.sqlite.search import FileSearch
 from bottega.protocols import Vectors
 from tests.knowledge.test_crashes import crash
 

@@ -30,7 +30,7 @@ from bottega.generation import (
 )
 from bottega.generation.bundled_models import PhotographDispatcher
 from bottega.image import Image
-from bottega.knowledge.embedders.joined import tower_of
+from bottega.knowledge.embedders.composite import tower_of
 from bottega.knowledge.embedders.minilm import MINILM
 from bottega.knowledge.embedders.names import (
     BUNDLED,

@@ -21,7 +21,7 @@ from bottega.evaluation.methods.leave_one_out import (
 from bottega.evaluation.methods.retrieval import CachingEmbedder
 from bottega.image import Image
 from bottega.knowledge import JoinedEmbedder, PixelEmbedder, TowerEmbedder
-from bottega.knowledge.embedders.joined import tower_of
+from bottega.knowledge.embedders.composite import tower_of
 from bottega.knowledge.embedders.names import open_embedder
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Answer, Example, Query

@@ -36,7 +36,7 @@ from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.knowledge.eviction import FirstInFirstOutEviction
-from bottega.knowledge.sqlite.database import Database
+from bottega.knowledge.sqlite.rows import SqliteRows
 from bottega.openai_api.errors import ApiError
 from bottega.recording import CacheRecorder
 from bottega.types import Example, Query
@@ -332,15 +332,15 @@ Write = Callable[[], object]
 @contextmanager
 def before_each_write(server: Any, interfere: Write) -> Iterator[None]:
     """Call `interfere` before each write of the gateway's knowledge base."""
-    own, transaction = server.tenants.base("")._rows, Database.transaction
+    own, transaction = server.tenants.base("")._rows, SqliteRows.transaction
 
-    def interleaved(self: Database) -> Any:
+    def interleaved(self: SqliteRows) -> Any:
         if self is own:
             interfere()
         return transaction(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Database, "transaction", interleaved)
+        patch.setattr(SqliteRows, "transaction", interleaved)
         yield
 
 

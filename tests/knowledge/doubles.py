@@ -9,8 +9,8 @@ import numpy as np
 from bottega.errors import BottegaError, EmbeddingError
 from bottega.image import Image
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.search import FileSearch
 from bottega.knowledge.sqlite.rows import SqliteRows
+from bottega.knowledge.sqlite.search import FileSearch
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
 from tests.builders import solid_image

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from bottega._util.identity import identity
-from bottega.knowledge.index.index_follower import IndexFollower
 from bottega.knowledge.index.vector_index import FaissIndex, FlatIndex
 from bottega.knowledge.records import EmbeddedBatch, with_id
 from bottega.knowledge.sqlite.rows import SqliteRows
+from bottega.knowledge.sqlite.search import IndexFollower
 from bottega.protocols import Vectors
 from tests.knowledge.doubles import text_example
 

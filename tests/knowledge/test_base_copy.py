@@ -228,14 +228,13 @@ def test_damaged_rows_of_the_target_are_found(locations: Locations) -> None:
     source, target = locations("a.db"), locations("pg")
     with open_copy(source, target) as copy:
         copy.run()
-        rows = copy._target
         for statement in (
             "UPDATE kb_images SET data = '' WHERE sha256 = (SELECT min(sha256) FROM kb_images)",
             "DELETE FROM kb_vectors_2 WHERE key = 8",
             "UPDATE kb_examples SET rationale = 'wrong' WHERE key = 9",
             "UPDATE kb_changes SET op = 'delete' WHERE seq = 3",
         ):
-            rows.read(statement)  # type: ignore[attr-defined]
+            copy._target.read(statement)
         found = copy.finish()
         parts = [one.split()[0] for one in found.differences]
         assert parts == ["examples", "images", "vectors", "changes"]
@@ -291,7 +290,7 @@ def test_copy_that_another_process_reads_is_complete(locations: Locations) -> No
     source, target = locations("a.db"), locations("b.db")
     part = f"{target}.part"
     with open_copy(source, target) as copy, closing(sqlite3.connect(part)) as other:
-        copy._target._writer.execute("PRAGMA busy_timeout = 10")  # type: ignore[attr-defined]
+        copy._target.rows._writer.execute("PRAGMA busy_timeout = 10")  # type: ignore[attr-defined]
         copy.run()
         other.execute("BEGIN")
         other.execute("SELECT count(*) FROM examples").fetchone()

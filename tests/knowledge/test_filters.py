@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from bottega.errors import SettingError
 from bottega.knowledge import And, Contains, Eq, Filter, In, KnowledgeBase, Range
-from bottega.knowledge import search as search_module
 from bottega.knowledge.filters import MAX_PARTS
+from bottega.knowledge.sqlite import search as search_module
 from bottega.knowledge.sqlite.rows import SqliteRows
 from bottega.types import Example, Query
 from tests.knowledge.doubles import SeededEmbedder, rows_of, search_of, text_example

@@ -9,12 +9,12 @@ from threading import Event
 import numpy as np
 import pytest
 
-from bottega.knowledge.index import index_follower
 from bottega.knowledge.index.hnsw import HnswIndex
-from bottega.knowledge.index.index_files import index_file_problems
-from bottega.knowledge.index.index_follower import IndexFollower, StaleIndexError
 from bottega.knowledge.index.vector_index import FlatIndex
+from bottega.knowledge.sqlite import search
 from bottega.knowledge.sqlite.rows import SqliteRows
+from bottega.knowledge.sqlite.search import IndexFollower, StaleIndexError
+from bottega.knowledge.sqlite.verification import index_file_problems
 from tests.knowledge.indexed_rows import WIDTH, IndexedRows, settled
 
 
@@ -87,7 +87,7 @@ def test_short_process_builds_no_graph(
     indexed_rows: IndexedRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[object] = []
-    monkeypatch.setattr(index_follower, "empty_graph", lambda *shape: begun.append(shape))
+    monkeypatch.setattr(search, "empty_graph", lambda *shape: begun.append(shape))
     indexed_rows.add(300)
     follower = indexed_rows.follow()
     follower.current()
@@ -141,7 +141,7 @@ def test_few_changes_do_not_rewrite_the_file(indexed_rows: IndexedRows) -> None:
 def test_file_is_rewritten_when_a_tenth_is_missing(
     indexed_rows: IndexedRows, monkeypatch: pytest.MonkeyPatch, added: int, saved: bool
 ) -> None:
-    monkeypatch.setattr(index_follower, "SAVE_EVERY", 1)
+    monkeypatch.setattr(search, "SAVE_EVERY", 1)
     indexed_rows.add(300)
     follower = indexed_rows.follow()
     follower.current()
@@ -149,7 +149,7 @@ def test_file_is_rewritten_when_a_tenth_is_missing(
     (file,) = Path(indexed_rows.rows.path).parent.glob("*.index")
     written = file.stat().st_mtime_ns
     indexed_rows.add(added)
-    monkeypatch.setattr(index_follower.IndexFollower, "_maintain", lambda self, index: None)
+    monkeypatch.setattr(search.IndexFollower, "_maintain", lambda self, index: None)
     follower = indexed_rows.follow()
     follower.current()
     follower.close()
@@ -160,7 +160,7 @@ def test_file_is_rewritten_when_a_tenth_is_missing(
 def test_old_file_is_rewritten_in_the_background(
     indexed_rows: IndexedRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_follower, "SAVE_EVERY", 1)
+    monkeypatch.setattr(search, "SAVE_EVERY", 1)
     indexed_rows.add(300)
     follower = indexed_rows.follow()
     graph = settled(follower)
@@ -204,9 +204,9 @@ def test_small_index_is_not_kept(indexed_rows: IndexedRows) -> None:
 def test_unfinished_graph_is_continued(
     indexed_rows: IndexedRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_follower, "SAVE_EVERY", 20)
-    monkeypatch.setattr(index_follower, "BUILD_BATCH", 16)
-    monkeypatch.setattr(index_follower, "BUILD_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(search, "SAVE_EVERY", 20)
+    monkeypatch.setattr(search, "BUILD_BATCH", 16)
+    monkeypatch.setattr(search, "BUILD_DELAY_SECONDS", 0.0)
     indexed_rows.add(300)
     follower = indexed_rows.follow()
     close_after(follower, pages=5, monkeypatch=monkeypatch)
@@ -230,9 +230,9 @@ def test_unfinished_graph_is_continued(
 def test_unfinished_graph_of_other_rows_is_discarded(
     indexed_rows: IndexedRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_follower, "SAVE_EVERY", 20)
-    monkeypatch.setattr(index_follower, "BUILD_BATCH", 16)
-    monkeypatch.setattr(index_follower, "BUILD_DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(search, "SAVE_EVERY", 20)
+    monkeypatch.setattr(search, "BUILD_BATCH", 16)
+    monkeypatch.setattr(search, "BUILD_DELAY_SECONDS", 0.0)
     indexed_rows.add(300)
     close_after(indexed_rows.follow(), pages=5, monkeypatch=monkeypatch)
     with indexed_rows.rows.transaction() as connection:  # no change tells of it

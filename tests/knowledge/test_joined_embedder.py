@@ -10,7 +10,7 @@ import pytest
 from bottega import KnowledgeBase
 from bottega.errors import EmbedderMismatchError, SettingError
 from bottega.knowledge import JoinedEmbedder, PixelEmbedder, TowerEmbedder
-from bottega.knowledge.embedders.joined import tower_of
+from bottega.knowledge.embedders.composite import tower_of
 from bottega.knowledge.embedders.names import (
     joined_parts,
     open_embedder,

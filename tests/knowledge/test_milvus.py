@@ -4,6 +4,7 @@ the place of Milvus."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,8 @@ from bottega.errors import MissingDependencyError, SettingError, StoreUnavailabl
 from bottega.knowledge import Eq, KnowledgeBase
 from bottega.knowledge.milvus import search
 from bottega.knowledge.milvus.collection import Consistency, StoredVector
-from bottega.knowledge.milvus.database import MilvusDatabase, NotLoadedError
+from bottega.knowledge.milvus.database import MilvusDatabase, MilvusUrl, NotLoadedError
 from bottega.knowledge.milvus.search import MilvusSearch
-from bottega.knowledge.milvus.url import MilvusUrl
 from bottega.knowledge.records import SearchHit
 from bottega.protocols import Vectors
 from bottega.types import Query
@@ -259,9 +259,10 @@ def test_invalid_url_is_not_quoted(url: str) -> None:
     assert "s3cret" not in str(caught.value) + caught.value.hint
 
 
-def test_files_have_no_vectors_elsewhere() -> None:
+def test_files_have_no_vectors_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="PostgreSQL"):
-        KnowledgeBase.open(":memory:", SeededEmbedder(), vectors=URL)
+        KnowledgeBase.open(tmp_path / "new.db", SeededEmbedder(), vectors=URL)
+    assert not list(tmp_path.iterdir())
 
 
 def test_missing_client_names_its_extra(database: str, monkeypatch: pytest.MonkeyPatch) -> None:

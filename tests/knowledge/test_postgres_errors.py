@@ -29,7 +29,7 @@ from bottega.errors import (
 )
 from bottega.image import Image
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
-from bottega.knowledge.postgres import database as database_module
+from bottega.knowledge.postgres import rows as rows_module
 from bottega.knowledge.postgres.schema import KNOWLEDGE_BASE
 from bottega.types import Example, Query
 from tests.knowledge.doubles import SeededEmbedder, image_example, text_example
@@ -166,7 +166,7 @@ def test_two_versions_on_one_database(database: str, monkeypatch: pytest.MonkeyP
         older.add([text_example("a")])
         with monkeypatch.context() as patch:
             newer = replace(KNOWLEDGE_BASE, migrations=(*KNOWLEDGE_BASE.migrations, NEWER))
-            patch.setattr(database_module, "KNOWLEDGE_BASE", newer)
+            patch.setattr(rows_module, "KNOWLEDGE_BASE", newer)
             replica = f"{database}?default_transaction_read_only=on"
             assert isinstance(failure(replica), StoreReadOnlyError)  # it cannot be migrated
             with opened(f"{database}?application_name=newer") as kb:  # another pool

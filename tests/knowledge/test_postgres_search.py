@@ -9,7 +9,7 @@ import pytest
 
 from bottega.errors import EmbedderMismatchError, StoreError
 from bottega.knowledge import Eq, KnowledgeBase, View
-from bottega.knowledge.postgres import database as postgres_database
+from bottega.knowledge.postgres import schema
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder, image_example, text_example
@@ -56,7 +56,7 @@ def answer_of(example: object) -> Query:
 def force_index(monkeypatch: pytest.MonkeyPatch, more: str = "") -> None:
     """Make the planner use the index of a small table. `more` contains further settings."""
     forced = f"SET enable_sort = off; SET enable_seqscan = off; {more}"
-    monkeypatch.setattr(postgres_database, "SESSION", f"{postgres_database.SESSION}; {forced}")
+    monkeypatch.setattr(schema, "SESSION", f"{schema.SESSION}; {forced}")
 
 
 class TwoGroups(SeededEmbedder):

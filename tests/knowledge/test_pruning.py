@@ -10,10 +10,13 @@ from hypothesis import settings
 from hypothesis.stateful import initialize, rule
 
 from bottega.errors import LogPrunedError
-from bottega.knowledge import KnowledgeBase, eviction
+from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.sqlite import writes
 from bottega.types import Query
 from tests.knowledge.doubles import SeededEmbedder, rows_of, text_example
 from tests.knowledge.test_store_model import HANDLES, TwoHandles
+
+KEPT = 10
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +27,8 @@ def short() -> Iterator[None]:
 
 
 def shorten(patched: pytest.MonkeyPatch) -> None:
-    patched.setattr(eviction, "KEPT_CHANGES", 10)
-    patched.setattr(eviction, "CHECK_EVERY", 1)
+    patched.setattr(writes, "KEPT_CHANGES", KEPT)
+    patched.setattr(writes, "CHECK_EVERY", 1)
 
 
 @pytest.fixture
@@ -54,14 +57,14 @@ def texts(kb: KnowledgeBase) -> set[str]:
 def test_log_of_a_full_store_stops_growing(path: Path) -> None:
     with opened(path) as kb:
         churn(kb, 0, 300)
-        assert logged(kb) <= 20 + 3 * eviction.KEPT_CHANGES
+        assert logged(kb) <= 20 + 3 * KEPT
         assert rows_of(kb).last_seq() == 580
         assert [c.id for c in kb.changes() if not c.deleted] == kb.ids()
         assert kb.verify().problems == ()
 
 
 def test_log_is_pruned_at_intervals(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eviction, "CHECK_EVERY", 10)
+    monkeypatch.setattr(writes, "CHECK_EVERY", 10)
     with opened(path) as kb:
         churn(kb, 0, 20)
         pruned = list[int]()

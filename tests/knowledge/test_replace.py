@@ -12,7 +12,8 @@ import pytest
 
 from bottega.errors import NotFoundError, SettingError
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.sqlite.database import PINNED_IDS
+from bottega.knowledge.sqlite.writes import PINNED_IDS
+from bottega.knowledge.stores import RowStore, full_ids
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
 from tests.knowledge.doubles import (
@@ -111,17 +112,18 @@ def test_answer_that_cannot_be_pinned_keeps_the_pinned_one(kb: KnowledgeBase) ->
 
 @pytest.mark.parametrize("pin", [KnowledgeBase.pin, KnowledgeBase.unpin])
 def test_pin_of_an_answer_that_is_replaced_meanwhile_fails(
-    kb: KnowledgeBase, pin: Callable[[KnowledgeBase, Sequence[str]], int]
+    kb: KnowledgeBase,
+    pin: Callable[[KnowledgeBase, Sequence[str]], int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kept, old = kb.replace([image_example(2, "cat"), image_example(1, "cat")])
-    resolve = kb._resolve_ids
 
-    def resolve_and_replace(ids: Iterable[str]) -> set[str]:
-        found = resolve(ids)
+    def resolve_and_replace(rows: RowStore, ids: Iterable[str]) -> set[str]:
+        found = full_ids(rows, ids)
         kb.replace([image_example(1, "dog")])
         return found
 
-    kb._resolve_ids = resolve_and_replace  # type: ignore[method-assign]
+    monkeypatch.setattr("bottega.knowledge.base.full_ids", resolve_and_replace)
     with pytest.raises(NotFoundError, match=str(old)):
         pin(kb, [str(kept), str(old)])
     assert kb.stats().pinned == 0

@@ -15,7 +15,8 @@ import pytest
 from bottega.errors import StoreError
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.knowledge.sqlite.rows import SqliteRows
-from bottega.knowledge.verification import find_damaged_images, paged_keys
+from bottega.knowledge.sqlite.verification import find_damaged_images
+from bottega.knowledge.stores import paged_keys
 from bottega.protocols import Vectors
 from bottega.types import Query
 from tests.builders import solid_image
@@ -322,7 +323,7 @@ def test_concurrent_deletion_is_not_a_problem(
 
     with KnowledgeBase.open(path, SeededEmbedder()) as kb:
         kb.add([image_example(1), image_example(2)])
-        monkeypatch.setattr("bottega.knowledge.verification.paged_keys", then)
+        monkeypatch.setattr("bottega.knowledge.stores.paged_keys", then)
         assert kb.verify(repair=repair).problems == ()
 
 

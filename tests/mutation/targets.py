@@ -65,13 +65,13 @@ TARGETS = (
     ),
     # Knowledge base.
     Target(
-        "knowledge/sqlite/database knowledge/sqlite/rows knowledge/records knowledge/batch",
+        "knowledge/sqlite/rows knowledge/sqlite/writes knowledge/records knowledge/batch",
         "knowledge/test_rows knowledge/test_base knowledge/test_replace knowledge/test_add"
         " knowledge/test_annotate knowledge/test_eviction knowledge/test_listing"
         " knowledge/test_verification knowledge/test_model knowledge/test_choices",
     ),
     Target(
-        "knowledge/search knowledge/index/vector_index knowledge/index/index_follower",
+        "knowledge/search knowledge/sqlite/search knowledge/index/vector_index",
         "knowledge/test_search_errors knowledge/test_index knowledge/test_index_updates"
         " knowledge/test_views knowledge/test_pruning knowledge/test_annotate"
         " knowledge/test_index_files knowledge/test_hnsw knowledge/test_filters"
@@ -82,7 +82,7 @@ TARGETS = (
         "knowledge/test_eviction knowledge/test_base knowledge/test_pruning",
     ),
     Target(
-        "knowledge/filters",
+        "knowledge/filters knowledge/sqlite/filters",
         "knowledge/test_filters knowledge/test_listing knowledge/test_stored_texts",
     ),
     Target("knowledge/transfer", "knowledge/test_export_import"),
@@ -154,7 +154,10 @@ TARGETS = (
     ),
     Target("ui/*", "ui/test_*"),
     # Other stores and streams.
-    Target("knowledge/postgres/copy", "knowledge/test_base_copy"),
+    Target(
+        "knowledge/base_copy knowledge/copy_store knowledge/sqlite/copy knowledge/postgres/copy",
+        "knowledge/test_base_copy",
+    ),
     Target("knowledge/postgres/*", "knowledge/test_postgres_* knowledge/test_store_model"),
     Target("evaluation/streams/*", "evaluation/test_stream* cli/test_stream"),
     Target(

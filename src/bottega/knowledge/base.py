@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal, Self
 
+import numpy as np
+
 from bottega._util.executor import batched
-from bottega._util.identity import identity
+from bottega._util.identity import Exclude, identity
 from bottega._util.postgres import postgres_url
-from bottega._util.progress import (
-    Progress,
-    Stages,
-    Step,
-    no_stages,
-    showing_progress,
-    size_of,
-)
+from bottega._util.progress import Progress, Stages, Step, no_stages, showing_progress, size_of
 from bottega.errors import (
     EmbedderMismatchError,
     LogPrunedError,
@@ -28,84 +23,46 @@ from bottega.errors import (
     StoreError,
     error_handler,
 )
-from bottega.image import path_text
-from bottega.knowledge.batch import check_annotation, embedded_batches, reindex, replace_batch
-from bottega.knowledge.copy_store import check_finished
-from bottega.knowledge.embedders.names import note_of, open_embedder, packaged_name
-from bottega.knowledge.eviction import Capacity, Eviction, LeastRecentlyUsedEviction, UsageBuffer
-from bottega.knowledge.index.index_files import delete_index_files
+from bottega.image import Image, path_text
+from bottega.knowledge.batch import (
+    AddResult,
+    check_annotation,
+    embedded_batches,
+    reindex,
+    replace_batch,
+)
+from bottega.knowledge.eviction import Capacity, Eviction, UsageBuffer, capacity_of
+from bottega.knowledge.filters import And, Eq, Filter
 from bottega.knowledge.index.vector_index import VectorMetric
-from bottega.knowledge.reader import unknown_id_error
-from bottega.knowledge.records import RowMetadata, View, Views, is_text, to_json
-from bottega.knowledge.search import FileSearch, KnowledgeBaseSearch
-from bottega.knowledge.sqlite.database import CloseOnExit
-from bottega.knowledge.sqlite.rows import SqliteRows
-from bottega.knowledge.stores import RowStore, VectorSearch
+from bottega.knowledge.opening import check_settings, named_mismatch, open_rows, stored_views
+from bottega.knowledge.records import (
+    RowMetadata,
+    SearchHit,
+    StoredView,
+    View,
+    Views,
+    embed_checked,
+    to_json,
+    unknown_id_error,
+)
+from bottega.knowledge.search import ATTEMPTS
+from bottega.knowledge.stats import Stats, render_stats, stats_of
+from bottega.knowledge.stores import RowStore, SearchScope, check_finished, full_id, full_ids
 from bottega.knowledge.transfer import count_exported, export, read_export
 from bottega.knowledge.verification import VerificationReport, makes_vectors, verify
-from bottega.protocols import Embedder
-from bottega.types import Example, ExampleChange
+from bottega.protocols import Embedder, Vectors
+from bottega.types import Candidate, Example, ExampleChange, Query
 
+ITERATION_BATCH = 64
 PAGE = 4096
-HNSW_ABOVE = 50_000
-POSTGRES_HNSW_ABOVE = 2_500  # where comparing all rows takes as long as searching the index
 
 
-def _open_rows(path: str | Path, *, create: bool, embeds: bool, namespace: str) -> RowStore:
-    if (url := postgres_url(path)) is None:
-        create = create and (embeds or not Path(path).exists())
-        return SqliteRows(str(path), create=create, namespace=namespace)
-    from bottega.knowledge.postgres.rows import PostgresRows  # needs the extra [shared]
-
-    return PostgresRows(url, namespace, create=create)
+def _check_k(k: int) -> None:
+    if k < 1:
+        raise SettingError(f"k must be at least 1, got {k}", hint="use k=5")
 
 
-def _with_names(error: EmbedderMismatchError) -> EmbedderMismatchError:
-    """Return the error with a hint that names the packaged embedders."""
-    stored, given = (packaged_name(one) or one for one in (error.stored, error.given))
-    omit = "" if stored == error.stored else f"omit embed= to open it with {stored}, or "
-    hint = f"{omit}build a new file with {given}"
-    return EmbedderMismatchError(error.stored, error.given, hint=hint)
-
-
-def _search_of(
-    rows: RowStore, views: Views, metric: VectorMetric, hnsw_above: int | None, vectors: str | None
-) -> VectorSearch:
-    if isinstance(rows, SqliteRows):
-        if vectors is not None:
-            raise SettingError(
-                f"vectors requires a knowledge base in PostgreSQL, got {rows.name}",
-                hint="open postgresql://user@host/database, or remove vectors",
-            )
-        return FileSearch(rows, views, metric, HNSW_ABOVE if hnsw_above is None else hnsw_above)
-    from bottega.knowledge.postgres.rows import PostgresRows
-    from bottega.knowledge.postgres.search import PostgresSearch
-
-    assert isinstance(rows, PostgresRows)
-    above = POSTGRES_HNSW_ABOVE if hnsw_above is None else hnsw_above
-    if vectors is None or not views:
-        return PostgresSearch(rows, views, metric, above)
-    from bottega.knowledge.milvus.database import MilvusDatabase  # needs the extra [milvus]
-    from bottega.knowledge.milvus.search import MilvusSearch
-
-    return MilvusSearch(rows, views, metric, above, MilvusDatabase(vectors))
-
-
-@dataclass(frozen=True)
-class AddResult:
-    """Numbers of new, duplicate and failed examples."""
-
-    new: int = 0
-    duplicates: int = 0
-    failed: int = 0
-
-    def __add__(self, more: AddResult) -> AddResult:
-        return AddResult(
-            self.new + more.new, self.duplicates + more.duplicates, self.failed + more.failed
-        )
-
-
-class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
+class KnowledgeBase:
     """Examples in a file or a PostgreSQL database, searched by the vectors of their embedders.
 
     Several threads and processes may use it at once: a search includes every committed addition. A
@@ -122,11 +79,12 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         metric: VectorMetric = "cosine",
         capacity: Capacity | None = None,
         hnsw_above: int | None = None,
-        vectors: str | None = None,
     ) -> None:
-        views = Views(embed)
-        search = _search_of(rows, views, metric, hnsw_above, vectors)
-        super().__init__(rows, path, metric, views, search)
+        self._rows = rows
+        self._path = path
+        self._metric: VectorMetric = metric
+        self._views = Views(embed)
+        self._searcher = rows.open_search(self._views, metric, hnsw_above)
         self._capacity = capacity
         self._uses = UsageBuffer(rows.add_uses)
         self._views.resolve(rows.views())
@@ -162,65 +120,41 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         URL of a Milvus database, e.g. `milvus://host:19530/database`, that keeps the search index
         of a large knowledge base in PostgreSQL.
         """
-        if embed == "stored":
-            embed = cls._stored_views(path, namespace)
-        if not (embed is None or isinstance(embed, Mapping) or hasattr(embed, "fingerprint")):
-            raise SettingError(
-                f"embed must be an Embedder, got {embed!r:.80}",
-                hint="pass TowerEmbedder.bundled(), PixelEmbedder() or SentenceEmbedder(name)",
-            )
-        if metric not in ("cosine", "l2"):
-            raise SettingError(
-                f"metric must be 'cosine' or 'l2', got {metric!r}", hint="use metric='cosine'"
-            )
-        if not is_text(namespace):
-            raise SettingError(
-                f"namespace must be a text without NULs, got {namespace!a}",
-                hint="use a text such as 'a'",
-            )
-        if capacity is None and evict is not None:
-            raise SettingError("evict requires a capacity", hint="pass capacity=10_000 to open")
-        if capacity is not None and capacity < 1:
-            raise SettingError(
-                f"capacity must be at least 1, got {capacity}", hint="use capacity=10_000"
-            )
-        evict = evict or LeastRecentlyUsedEviction()
-        limit = None if capacity is None else Capacity(capacity, evict)
-        rows = _open_rows(path, create=create, embeds=embed is not None, namespace=namespace)
+        check_settings(embed, metric, namespace)
+        limit = capacity_of(capacity, evict)
+        given = stored_views(path, namespace) if embed == "stored" else embed
+        rows = open_rows(
+            path, create=create, embeds=given is not None, namespace=namespace, vectors=vectors
+        )
         try:
             check_finished(rows)
             return cls(
                 rows,
-                embed,
+                given,
                 path=rows.name if postgres_url(path) else path_text(path),
                 metric=metric,
                 capacity=limit,
                 hnsw_above=hnsw_above,
-                vectors=vectors,
             )
         except BaseException as error:
             rows.close()
             if isinstance(error, EmbedderMismatchError):
-                raise _with_names(error) from error
+                raise named_mismatch(error) from error
             raise
 
-    @classmethod
-    def _stored_views(cls, path: str | Path, namespace: str) -> dict[str, View]:
-        """Return the views of a file with the embedders that its fingerprints or notes name."""
-        hint = "pass embed=, e.g. KnowledgeBase.open(path, TowerEmbedder.bundled())"
-        if postgres_url(path) is None and not Path(path).exists():
-            raise SettingError(f"embed is missing for the new file {path_text(path)}", hint=hint)
-        with cls.open(path, None, create=False, namespace=namespace) as rows:
-            stored = rows.views()
-            names = {
-                name: packaged_name(view.fingerprint) or rows.note(note_of(view))
-                for name, view in stored.items()
-            }
-        unknown = [stored[name].fingerprint for name, spec in names.items() if spec is None]
-        if unknown or not names:
-            problem = f"names no embedder for {unknown[0]!r}" if unknown else "has no vectors yet"
-            raise StoreError(f"{path_text(path)} {problem}", hint=hint)
-        return {name: View(open_embedder(str(spec))) for name, spec in names.items()}
+    def close(self) -> None:
+        """Write the use counters and save large indexes to files beside the database."""
+        with closing(self._rows):
+            try:
+                self._uses.flush()
+            finally:
+                self._searcher.close_indexes()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def add(
         self,
@@ -282,6 +216,25 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         report = error_handler(on_error)
         return replace_batch(examples, self._rows, views, report, self._capacity, pin)
 
+    def import_from(
+        self,
+        folder: str | Path,
+        *,
+        batch_size: int = 64,
+        on_error: OnError | None = None,
+        progress: Progress = False,
+    ) -> AddResult:
+        """Add the examples of an export, with age, pins and counters, and embed them again."""
+        total = AddResult()
+        pending = read_export(Path(folder), error_handler(on_error))
+        with showing_progress("Adding", count_exported(Path(folder)), progress) as step:
+            while batch := list(islice(pending, batch_size)):
+                examples = [example for example, _ in batch]
+                # Of equal examples the first is stored.
+                metadata = {identity(example): one for example, one in reversed(batch)}
+                total += self._added(examples, batch_size, on_error, step, metadata)
+        return total
+
     def annotate(
         self,
         id: str,
@@ -309,14 +262,94 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
 
     def _annotate(self, id: str, fields: Mapping[str, str | None], tags: Mapping[str, str]) -> None:
         check_annotation(fields.get("rationale"), tags)
-        (full_id,) = self._resolve_ids([id])
-        if not self._rows.annotate(full_id, fields, tags):
+        (complete,) = full_ids(self._rows, [id])
+        if not self._rows.annotate(complete, fields, tags):
             raise unknown_id_error(id)
 
     def delete(self, ids: Iterable[str]) -> int:
         """Delete the examples and return their number. Deletes none if an id is unknown or
         ambiguous."""
-        return self._rows.delete(self._resolve_ids(ids))
+        return self._rows.delete(full_ids(self._rows, ids))
+
+    def used(self, ids: Collection[str], saved_usd: float = 0.0) -> None:
+        """Record that these examples were shown and share `saved_usd` US dollars of savings.
+
+        Eviction policies read these counts. They are kept in memory and written in batches. Unknown
+        ids are ignored, because an example may have been evicted after it was shown.
+        """
+        self._uses.record([ids] if isinstance(ids, str) else ids, saved_usd)
+
+    def pin(self, ids: Collection[str]) -> int:
+        """Protect these examples from eviction and return the number newly pinned. Pins none if an
+        id is unknown."""
+        return self._rows.pin(full_ids(self._rows, ids), True)
+
+    def unpin(self, ids: Collection[str]) -> int:
+        """Remove the pins and return their number."""
+        return self._rows.pin(full_ids(self._rows, ids), False)
+
+    def set_note(self, name: str, value: str) -> None:
+        """Store a text of the caller in the file, such as how to build the embedder again."""
+        self._rows.set_note(name, value)
+
+    def get(self, id: str) -> Example:
+        """Return an example by its id, or by an unambiguous prefix of at least four characters."""
+        return self.get_many([id])[0]
+
+    def get_many(self, ids: Sequence[str]) -> list[Example]:
+        found = self._rows.get(ids)
+        return [found.get(id) or self._by_prefix(id) for id in ids]
+
+    def images(self, sha256s: Collection[str]) -> dict[str, Image]:
+        """Return the images with these hashes that examples of this namespace contain, by hash."""
+        return self._rows.images(sha256s)
+
+    def ids(
+        self,
+        *,
+        label: str | None = None,
+        source: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        where: Filter | None = None,
+    ) -> list[str]:
+        """Return the ids of the examples that satisfy every filter, in insertion order."""
+        parts: list[Filter] = [] if where is None else [where]
+        parts += [Eq("label", label)] if label is not None else []
+        parts += [Eq("source", source)] if source is not None else []
+        parts += [Eq(f"tags.{name}", value) for name, value in (tags or {}).items()]
+        return self._rows.ids_where(And(tuple(parts)))
+
+    def labels(self) -> list[str]:
+        """Return the distinct labels in order of first appearance."""
+        return list(self._rows.labels())
+
+    def ids_by_label(self) -> dict[str, list[str]]:
+        return self._rows.labels()
+
+    def is_multi_label(self) -> bool:
+        """Return whether any example has several labels, or an empty list of labels."""
+        return self._rows.is_multi_label()
+
+    def contradictions(self) -> list[list[str]]:
+        """Return groups of ids: examples with the same images and question but different
+        answers."""
+        return self._rows.contradictions()
+
+    def note(self, name: str) -> str | None:
+        return self._rows.note(name)
+
+    def views(self) -> dict[str, StoredView]:
+        """Return the views of the file by name, in order of creation; all namespaces share them."""
+        return self._rows.views()
+
+    def namespaces(self) -> dict[str, int]:
+        """Return the number of examples by namespace, sorted by name; empty namespaces are
+        absent."""
+        return self._rows.namespaces()
+
+    def last_change(self) -> int:
+        """Return a number that grows with every addition, change and deletion by any process."""
+        return self._rows.last_seq()
 
     def changes(self, since: int = 0) -> Iterator[ExampleChange]:
         """Yield the examples stored or deleted after change number `since`, in order.
@@ -341,38 +374,165 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
             yield from page
             since = page[-1].seq
 
-    def used(self, ids: Collection[str], saved_usd: float = 0.0) -> None:
-        """Record that these examples were shown and share `saved_usd` US dollars of savings.
-
-        Eviction policies read these counts. They are kept in memory and written in batches. Unknown
-        ids are ignored, because an example may have been evicted after it was shown.
-        """
-        self._uses.record([ids] if isinstance(ids, str) else ids, saved_usd)
-
     def metadata(self, id: str) -> RowMetadata:
         """Return age, pin and counters of an example, by its id or an unambiguous prefix."""
         self._uses.flush()
-        found = self._rows.metadata_by_id(self._rows.keys(self._resolve_ids([id])).values())
+        found = self._rows.metadata_by_id(self._rows.keys(full_ids(self._rows, [id])).values())
         if not found:  # another process has deleted it meanwhile
             raise unknown_id_error(id)
         return next(iter(found.values()))
 
-    def pin(self, ids: Collection[str]) -> int:
-        """Protect these examples from eviction and return the number newly pinned. Pins none if an
-        id is unknown."""
-        return self._rows.pin(self._resolve_ids(ids), True)
+    def stats(self) -> Stats:
+        return stats_of(self._rows, self._path, self._metric)
 
-    def unpin(self, ids: Collection[str]) -> int:
-        """Remove the pins and return their number."""
-        return self._rows.pin(self._resolve_ids(ids), False)
+    def _repr_html_(self) -> str:
+        """Return the sizes and, for the most frequent labels, an example each."""
+        return render_stats(self._rows, self._path, self._metric)
+
+    def __len__(self) -> int:
+        return self._rows.count()
+
+    def __iter__(self) -> Iterator[Example]:
+        """Yield the examples in insertion order, without those deleted during the iteration."""
+        pending = iter(self._rows.ids_where())
+        while ids := list(islice(pending, ITERATION_BATCH)):
+            found = self._rows.get(ids)
+            yield from (found[id] for id in ids if id in found)
+
+    def search(
+        self,
+        query: Query,
+        k: int,
+        *,
+        by: str | None = None,
+        where: Filter | None = None,
+        within: Collection[str] | None = None,
+        include_self: bool = False,
+        exclude: Exclude = "same-image",
+    ) -> list[Candidate]:
+        """Return the `k` nearest examples, best first; fewer only if there are fewer.
+
+        Excludes the query's own id and, by `exclude`, every example that shares an image with it or
+        only the same question (images, text, choices, context). `include_self` excludes nothing.
+        `by` names the view; `where` and `within` (ids) restrict the search. Raises
+        `EmptyKnowledgeBaseError` for an empty knowledge base.
+        """
+        scope = SearchScope(by, where, within, exclude)
+        return self._search([query], k, scope, include_self)[0]
+
+    def search_many(
+        self,
+        queries: Sequence[Query],
+        k: int,
+        *,
+        by: str | None = None,
+        where: Filter | None = None,
+        within: Collection[str] | None = None,
+        include_self: bool = False,
+        exclude: Exclude = "same-image",
+    ) -> list[list[Candidate]]:
+        """Search several queries at once, as `search` does one."""
+        return self._search(queries, k, SearchScope(by, where, within, exclude), include_self)
+
+    def nearest(
+        self,
+        vectors: Vectors,
+        k: int,
+        *,
+        by: str | None = None,
+        where: Filter | None = None,
+        within: Collection[str] | None = None,
+        excluded_for: Sequence[Query] | None = None,
+        exclude: Exclude = "same-image",
+    ) -> list[list[Candidate]]:
+        """Search by vectors (n, dimension) of the caller, as `search_many` does by queries.
+
+        `excluded_for` are the queries that the vectors embed; `exclude` applies to each.
+        """
+        _check_k(k)
+        self._check_embeds()
+        scope = SearchScope(by, where, within, exclude)
+        return self._searcher.nearest(vectors, k, scope, excluded_for)
+
+    def _search(
+        self, queries: Sequence[Query], k: int, scope: SearchScope, include_self: bool
+    ) -> list[list[Candidate]]:
+        _check_k(k)
+        self._check_embeds()
+        self._searcher.check_filled(scope.by)  # raises before the embedder runs
+        if not queries:
+            return []
+        vectors = embed_checked(self._searcher.view(scope.by)[1].embed, queries, "queries")
+        return self._searcher.nearest(vectors, k, scope, None if include_self else queries)
+
+    def vectors(self, ids: Sequence[str], by: str | None = None) -> Vectors:
+        """Return the stored vectors (n, dimension), float32, in the order of the ids."""
+        self._check_embeds()
+        return self._searcher.vectors(ids, by)
+
+    def leave_one_out_scores(
+        self, k: int, *, by: str | None = None, sample: int = 500, seed: int = 0
+    ) -> Vectors:
+        """Return the scores (n, k) of the `k` nearest examples with other images, best first, of
+        at most `sample` examples. Examples with fewer than `k` such others are excluded."""
+        ids = self.sample_ids(sample, seed=seed)
+        rows = [[hit.score for hit in found] for found in self._hits(ids, k, by)]
+        return np.array([row for row in rows if len(row) == k], np.float32).reshape(-1, k)
+
+    def sample_ids(self, size: int, *, seed: int = 0) -> list[str]:
+        """Return the ids of at most `size` random examples."""
+        ids = self._rows.ids_where()
+        return random.Random(seed).sample(ids, min(size, len(ids)))
+
+    def neighbours(
+        self, ids: Sequence[str], k: int, *, by: str | None = None
+    ) -> list[list[tuple[str, float]]]:
+        """Return the ids and scores of the `k` nearest examples of each example that share no
+        image with it, best first. Reads no images, so it suits many ids."""
+        for _ in range(ATTEMPTS):
+            found = self._hits(ids, k, by)
+            keys = sorted({hit.key for hits in found for hit in hits})
+            names = dict(zip(keys, self._rows.ids_of(keys), strict=False))
+            if len(names) == len(keys):  # else another process has deleted some since
+                return [[(names[hit.key], hit.score) for hit in hits] for hits in found]
+        raise StoreError(
+            f"examples of {self._rows.name} are deleted faster than a search can read them",
+            hint="repeat the search",
+        )
+
+    def _hits(self, ids: Sequence[str], k: int, by: str | None) -> list[list[SearchHit]]:
+        _check_k(k)
+        self._check_embeds()
+        return self._searcher.neighbours(ids, k, by) if ids else []
+
+    def image_vectors(self, sha256s: Collection[str], by: str | None = None) -> dict[str, Vectors]:
+        """Return the stored vectors of examples with exactly one image, by its sha256."""
+        self._check_embeds()
+        view, _ = self._views.choose(self._rows.views(), by)
+        return {} if view is None else self._rows.vectors_of_images(sha256s, view.number)
+
+    def embedder(self, by: str | None = None) -> Embedder:
+        """Return the embedder of a view, by default the first one."""
+        self._check_embeds()
+        given = self._views.resolve(self._rows.views())
+        return given[next(iter(given)) if by is None else by].embed
+
+    def embed(self, queries: Sequence[Query], by: str | None = None) -> Vectors:
+        """Return the query vectors (n, dimension), float32, that a search compares with the
+        examples."""
+        return embed_checked(self.embedder(by), queries, "queries")
+
+    def excluded_ids(self, query: Query, exclude: Exclude = "same-image") -> set[str]:
+        """Return the ids of the examples that a search for the query excludes."""
+        found = self._rows.by_keys(self._rows.excluded_keys(query, exclude))
+        return {str(example.id) for example in found.values()}
+
+    def wait_for_indexes(self) -> None:
+        """Wait until no index is being built in the background."""
+        self._searcher.wait_for_indexes()
 
     def reindex(
-        self,
-        name: str,
-        view: View | Embedder,
-        *,
-        batch_size: int = 64,
-        progress: Progress = False,
+        self, name: str, view: View | Embedder, *, batch_size: int = 64, progress: Progress = False
     ) -> int:
         """Embed every example of the file, in all namespaces, with another embedder or for a new
         view; return the number embedded.
@@ -397,8 +557,6 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
                 f"the view {name!r} is the only view", hint="add another view with reindex first"
             )
         self._searcher.close_indexes()  # writes index files
-        if isinstance(self._rows, SqliteRows):
-            delete_index_files(self._rows, name)
         self._rows.drop_view(name)
 
     def verify(
@@ -419,11 +577,7 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         return makes_vectors(self._rows, name, view)
 
     def export_to(
-        self,
-        folder: str | Path,
-        *,
-        on_error: OnError | None = None,
-        progress: Progress = False,
+        self, folder: str | Path, *, on_error: OnError | None = None, progress: Progress = False
     ) -> int:
         """Write this namespace as examples.jsonl and images/ to a new folder; return the number of
         examples written. A damaged example goes to `on_error`, which raises by default."""
@@ -431,29 +585,16 @@ class KnowledgeBase(KnowledgeBaseSearch, CloseOnExit):
         with showing_progress("Exporting", len(self), progress) as step:
             return export(self._rows, Path(folder), error_handler(on_error), step)
 
-    def import_from(
-        self,
-        folder: str | Path,
-        *,
-        batch_size: int = 64,
-        on_error: OnError | None = None,
-        progress: Progress = False,
-    ) -> AddResult:
-        """Add the examples of an export, with age, pins and counters, and embed them again."""
-        total = AddResult()
-        pending = read_export(Path(folder), error_handler(on_error))
-        with showing_progress("Adding", count_exported(Path(folder)), progress) as step:
-            while batch := list(islice(pending, batch_size)):
-                examples = [example for example, _ in batch]
-                # Of equal examples the first is stored.
-                metadata = {identity(example): one for example, one in reversed(batch)}
-                total += self._added(examples, batch_size, on_error, step, metadata)
-        return total
+    def _check_embeds(self) -> None:
+        if not self._views:
+            raise SettingError(
+                f"{self._path} was opened without an embedder",
+                hint="pass embed= to KnowledgeBase.open to search or to add",
+            )
 
-    def close(self) -> None:
-        """Write the use counters and save large indexes to files beside the database."""
-        with closing(self._rows):
-            try:
-                self._uses.flush()
-            finally:
-                self._searcher.close_indexes()
+    def _by_prefix(self, prefix: str) -> Example:
+        id = full_id(self._rows, prefix)
+        example = self._rows.get([id]).get(id)
+        if example is None:  # deleted by another process meanwhile
+            raise unknown_id_error(prefix)
+        return example

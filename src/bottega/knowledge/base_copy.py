@@ -14,20 +14,11 @@ from bottega._util.postgres import postgres_url
 from bottega._util.progress import Step
 from bottega._util.sqlite import MEMORY
 from bottega.errors import SettingError, StoreError
-from bottega.knowledge.copy_store import (
-    END,
-    CopySource,
-    CopyTarget,
-    LogEntry,
-    RowDigests,
-    StoredRow,
-    check_finished,
-    row_batches,
-)
+from bottega.knowledge.copy_store import END, CopyStore, LogEntry, RowDigests, StoredRow
 from bottega.knowledge.records import StoredView
-from bottega.knowledge.sqlite.copy import FileSource, FileTarget
+from bottega.knowledge.sqlite.copy import FileCopy, check_new
+from bottega.knowledge.stores import check_finished
 
-LOG_PAGE = 4096
 MAX_NAMED = 3
 
 
@@ -68,15 +59,15 @@ def open_copy(source: str | Path, target: str | Path) -> Iterator[BaseCopy]:
                 hint="set FROM and TO to a file or a postgresql:// URL",
             )
     if postgres_url(target) is None:
-        FileTarget.check_new(target)  # before a lock file is created beside it
-    with closing(_source(source)) as read:
-        check_finished(read)
-        views = list(read.views().values())
-        if not (views or read.sizes()[0] or read.notes()):
+        check_new(target)  # before a lock file is created beside it
+    with closing(_store(source)) as read:
+        check_finished(read.rows)
+        views = list(read.rows.views().values())
+        if not (views or read.rows.sizes()[0] or read.notes()):
             raise StoreError(
                 f"{read.name} contains no knowledge base", hint="check the path or the URL of FROM"
             )
-        with _location(target).locked(), closing(_target(target)) as write:
+        with _location(target).locked(), closing(_store(target, is_target=True)) as write:
             if read.location == write.location:
                 raise SettingError(
                     f"{read.name} cannot be copied to itself",
@@ -92,10 +83,10 @@ class BaseCopy:
 
     Rows that other processes write to the source meanwhile may be missing."""
 
-    def __init__(self, source: CopySource, target: CopyTarget, views: list[StoredView]) -> None:
+    def __init__(self, source: CopyStore, target: CopyStore, views: list[StoredView]) -> None:
         self._source, self._target, self._views = source, target, views
         self.source_name, self.target_name = source.name, target.name
-        self.total = source.sizes()[0]
+        self.total = source.rows.sizes()[0]
 
     def run(self, progress: Step | None = None) -> int:
         """Copy all rows, changes and settings. Return the number of examples written."""
@@ -112,7 +103,7 @@ class BaseCopy:
                 written += len(rows)
             if progress is not None:
                 progress(len(rows))
-        for after, last, entries in _log_batches(self._source):
+        for after, last, entries in self._source.log_batches():
             if entries != self._logged(after, last):
                 self._target.replace_log(after, last, entries)
         notes, pruned = self._source.notes(), self._source.pruned_by_namespace()
@@ -124,7 +115,7 @@ class BaseCopy:
         checks = [*self._check_rows(progress), self._check_log()]
         views, notes = _Check("views"), _Check("settings")
         # Read again: a reindex may have changed the views of the source.
-        both = self._source.views().values(), self._target.all_views()
+        both = self._source.rows.views().values(), self._target.all_views()
         views.compare(*({one.name: list(vars(one).values()) for one in of} for of in both))
         notes.compare(self._source.notes(), self._target.notes())
         checks += [views, notes]
@@ -140,18 +131,17 @@ class BaseCopy:
     def _row_ranges(self) -> Iterator[tuple[int, int, list[StoredRow]]]:
         """Yield key ranges that together cover all keys, with the rows of the source."""
         after = 0
-        for last, rows in row_batches(self._source, self._views):
+        for last, rows in self._source.row_batches(self._views):
             yield after, last, rows
             after = last
         yield after, END, []
 
     def _stored(self, after: int, last: int) -> dict[int, RowDigests]:
-        found = row_batches(self._target, self._views, after, last)
+        found = self._target.row_batches(self._views, after, last)
         return _digests(row for _, rows in found for row in rows)
 
     def _logged(self, after: int, last: int) -> list[LogEntry]:
-        found = self._target.logged(after, LOG_PAGE)
-        return [entry for entry in found if entry.seq <= last]
+        return [entry for entry in self._target.logged(after) if entry.seq <= last]
 
     def _check_rows(self, progress: Step | None) -> list[_Check]:
         checks = [_Check(part) for part in RowDigests._fields]
@@ -171,7 +161,7 @@ class BaseCopy:
 
     def _check_log(self) -> _Check:
         check = _Check("changes")
-        for after, last, entries in _log_batches(self._source):
+        for after, last, entries in self._source.log_batches():
             logged = self._logged(after, last)
             check.compare(*({str(one.seq): list(one) for one in of} for of in (entries, logged)))
         pruned = [store.pruned_by_namespace() for store in (self._source, self._target)]
@@ -216,30 +206,13 @@ def _location(path: str | Path) -> StoreLocation:
     return StoreLocation(postgres_url(path) or Path(path))
 
 
-def _source(path: str | Path) -> CopySource:
+def _store(path: str | Path, *, is_target: bool = False) -> CopyStore:
     if (url := postgres_url(path)) is None:
-        return FileSource(str(path))
-    from bottega.knowledge.postgres.copy import PostgresCopy  # needs the extra [shared]
+        return FileCopy(str(path), is_target=is_target)
+    from bottega.knowledge.postgres.copy import DatabaseCopy  # needs the extra [shared]
 
-    return PostgresCopy(url, create=False)
-
-
-def _target(path: str | Path) -> CopyTarget:
-    if (url := postgres_url(path)) is None:
-        return FileTarget(str(path))
-    from bottega.knowledge.postgres.copy import PostgresCopy
-
-    return PostgresCopy(url)
+    return DatabaseCopy(url, is_target=is_target)
 
 
 def _digests(rows: Iterable[StoredRow]) -> dict[int, RowDigests]:
     return {row.key: row.digests() for row in rows}
-
-
-def _log_batches(store: CopySource) -> Iterator[tuple[int, int, list[LogEntry]]]:
-    """Yield ranges that together cover all change numbers, with their entries."""
-    after = 0
-    while entries := store.logged(after, LOG_PAGE):
-        yield after, entries[-1].seq, entries
-        after = entries[-1].seq
-    yield after, END, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -11,13 +12,7 @@ from bottega._util.identity import CONTEXT, identity, question_digest
 from bottega._util.progress import Step
 from bottega.errors import EmbeddingError, ImageError, LoadError, OnError, SettingError
 from bottega.knowledge.eviction import Capacity
-from bottega.knowledge.records import (
-    EmbeddedBatch,
-    View,
-    check_name,
-    is_text,
-    with_id,
-)
+from bottega.knowledge.records import EmbeddedBatch, View, check_name, is_text, with_id
 from bottega.knowledge.stores import RowStore
 from bottega.protocols import Vectors, embed_concurrency
 from bottega.types import Example
@@ -27,6 +22,20 @@ TEXT_HINT = (
     " rationale, tags and sources"
 )
 COPY_HINT = "see the error of the first copy"
+
+
+@dataclass(frozen=True)
+class AddResult:
+    """Numbers of new, duplicate and failed examples."""
+
+    new: int = 0
+    duplicates: int = 0
+    failed: int = 0
+
+    def __add__(self, more: AddResult) -> AddResult:
+        return AddResult(
+            self.new + more.new, self.duplicates + more.duplicates, self.failed + more.failed
+        )
 
 
 class EmbeddedExamples(NamedTuple):

@@ -1,4 +1,4 @@
-"""Use counts, eviction policies, and pruning of the change log.
+"""Eviction policies, and the use counts that they read.
 
 Each policy is an ORDER BY expression over the columns of `examples` and of `uses` (count,
 last_used, saved_usd; NULL for unused examples). The first rows in that order are evicted."""
@@ -6,7 +6,6 @@ last_used, saved_usd; NULL for unused examples). The first rows in that order ar
 from __future__ import annotations
 
 import random
-import sqlite3
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from typing import Protocol
 
 from bottega.errors import SettingError, StoreFullError, StoreReadOnlyError
 from bottega.knowledge.records import UsageRecord, is_text
-from bottega.knowledge.sqlite.database import LOST_PREFIX, remove_rows
 
 PRIME = 2_147_483_647
 HOUR = 3600.0
@@ -23,6 +21,9 @@ HOUR = 3600.0
 LAST_USE = (
     "CASE WHEN uses.last_used > examples.created THEN uses.last_used ELSE examples.created END"
 )
+FLUSH_COUNT = 256
+FLUSH_SECONDS = 30.0
+MAX_USD = 1e15  # keeps sums finite
 
 
 class Eviction(Protocol):
@@ -126,32 +127,13 @@ class Capacity:
         return max(0, total - self.rows)
 
 
-def evict_excess(connection: sqlite3.Connection, namespace: str, capacity: Capacity) -> None:
-    """Delete the rows above the capacity. It runs before the commit, so no reader sees more."""
-    total, pinned = connection.execute(
-        "SELECT count(*), coalesce(sum(pinned), 0) FROM examples LEFT JOIN uses USING (key)"
-        " WHERE namespace = ?",
-        [namespace],
-    ).fetchone()
-    excess = capacity.excess(total, pinned)
-    if not excess:
-        return
-    newest = (
-        "(SELECT key FROM examples WHERE namespace = ?1"
-        f" ORDER BY key DESC LIMIT 1 OFFSET {capacity.evict.protect})"
-    )
-    found = connection.execute(
-        "SELECT examples.key FROM examples LEFT JOIN uses USING (key)"
-        " WHERE namespace = ?1 AND coalesce(pinned, 0) = 0"
-        f" ORDER BY examples.key > {newest}, {capacity.evict.order()}, examples.key LIMIT ?2",
-        (namespace, excess),
-    )
-    remove_rows(connection, [row[0] for row in found])
-
-
-FLUSH_COUNT = 256
-FLUSH_SECONDS = 30.0
-MAX_USD = 1e15  # keeps sums finite
+def capacity_of(rows: int | None, evict: Eviction | None) -> Capacity | None:
+    """Return the capacity, None without a limit. Raises `SettingError` for invalid settings."""
+    if rows is None and evict is not None:
+        raise SettingError("evict requires a capacity", hint="pass capacity=10_000 to open")
+    if rows is not None and rows < 1:
+        raise SettingError(f"capacity must be at least 1, got {rows}", hint="use capacity=10_000")
+    return None if rows is None else Capacity(rows, evict or LeastRecentlyUsedEviction())
 
 
 class UsageBuffer:
@@ -210,41 +192,3 @@ class UsageBuffer:
 
 def is_amount(value: object) -> bool:
     return isinstance(value, int | float) and abs(value) <= MAX_USD
-
-
-KEPT_CHANGES = 10_000
-# An index file that lacks a tenth of its rows must remain usable.
-KEPT_SHARE = 5
-CHECK_EVERY = 1000
-# Last change examined by pruning. `meta` also has the last change lost, by namespace.
-HORIZON = "SELECT coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'pruned'), 0)"
-DROPPABLE = (
-    "FROM changes WHERE seq <= ?"
-    " AND NOT EXISTS (SELECT 1 FROM examples WHERE examples.key = changes.key)"
-    " AND seq NOT IN (SELECT max(seq) FROM changes GROUP BY namespace)"
-)
-
-
-def prune(connection: sqlite3.Connection, added: int) -> None:
-    """Drop old log entries, within the transaction that added that many rows.
-
-    Pruning reads the whole log, so it runs only after the log has grown by a fifth of the rows.
-    """
-    last, pruned = connection.execute(f"SELECT max(seq), ({HORIZON}) FROM changes").fetchone()
-    # Each new row may have evicted another one.
-    if last % CHECK_EVERY >= 2 * added or last - pruned <= 2 * KEPT_CHANGES:
-        return
-    rows = connection.execute("SELECT count(*) FROM examples").fetchone()[0]
-    kept = max(KEPT_CHANGES, rows // KEPT_SHARE)
-    if last - pruned > 2 * kept:
-        _drop(connection, last - kept)
-
-
-def _drop(connection: sqlite3.Connection, upto: int) -> None:
-    connection.execute(
-        f"INSERT OR REPLACE INTO meta SELECT '{LOST_PREFIX}' || namespace, max(seq) {DROPPABLE}"
-        " GROUP BY namespace",
-        [upto],
-    )
-    connection.execute(f"DELETE {DROPPABLE}", [upto])
-    connection.execute("INSERT OR REPLACE INTO meta VALUES ('pruned', ?)", [upto])

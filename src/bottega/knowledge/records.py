@@ -6,7 +6,7 @@ import hashlib
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,11 +14,19 @@ import numpy as np
 import orjson
 
 from bottega._util.identity import identity
-from bottega.errors import EmbedderMismatchError, EmbeddingError, SettingError, StoreError
+from bottega.errors import (
+    EmbedderMismatchError,
+    EmbeddingError,
+    NotFoundError,
+    SettingError,
+    StoreError,
+)
 from bottega.image import Image
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Example, Query
 
+MAX_NUMBER = 2**62
+NO_NUMBERS = "its metadata must be numbers"
 ColumnValue = str | int | float | bytes | None
 COLUMNS = (
     "id",
@@ -31,6 +39,12 @@ COLUMNS = (
     "source",
     "created",
 )
+TINY = np.finfo(np.float32).tiny
+DEFAULT = "default"
+# View names become parts of file names.
+NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
+# Lone surrogates: valid in JSON, but rejected by tokenizers.
+SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -138,9 +152,6 @@ def to_json(value: object) -> str:
     return orjson.dumps(value).decode()
 
 
-TINY = np.finfo(np.float32).tiny
-
-
 def unit(rows: Vectors) -> Vectors:
     """Return rows scaled to length one; a row of zeros stays zero."""
     # np.linalg.norm has more overhead than this whole computation.
@@ -207,13 +218,6 @@ class Footprint:
     format_version: int
 
 
-DEFAULT = "default"
-# View names become parts of file names.
-NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
-# Lone surrogates: valid in JSON, but rejected by tokenizers.
-SURROGATES = re.compile(r"[\ud800-\udfff]")
-
-
 @dataclass(frozen=True)
 class View:
     """Embedder of a named vector. `to_query` selects the content to embed; by default the example's
@@ -269,6 +273,19 @@ class Views:
             named = {name: one for name, one in named.items() if name in stored or not one.optional}
             check_views(stored, {name: view.embed.fingerprint for name, view in named.items()})
         return named
+
+    def choose(
+        self, stored: Mapping[str, StoredView], by: str | None
+    ) -> tuple[StoredView | None, View]:
+        """Return the stored view `by`, by default the first one, and its embedder. The former is
+        None before the first example is added."""
+        given = self.resolve(stored)
+        name = next(iter(given)) if by is None else by
+        if name not in given:
+            raise SettingError(
+                f"view {name!r} does not exist", hint=f"search by one of {', '.join(given)}"
+            )
+        return stored.get(name), given[name]
 
     def replace(self, name: str, view: View, stored: Mapping[str, StoredView]) -> None:
         """Use another embedder for this view, if the handle has the view."""
@@ -353,3 +370,25 @@ def embed_checked(embed: Embedder, queries: Sequence[Query], what: str) -> Vecto
             hint="check the weights; half precision may overflow",
         )
     return vectors
+
+
+def check_known(ids: Collection[str], known: Collection[str]) -> None:
+    """Raise `NotFoundError` for an id that is not known."""
+    if unknown := set(ids).difference(known):
+        raise unknown_id_error(min(unknown))
+
+
+def unknown_id_error(id: str) -> NotFoundError:
+    return NotFoundError(f"no example has the id {id!r}", hint="bottega ls shows the ids")
+
+
+def dropped_view_error() -> StoreError:
+    return StoreError(
+        "another process started to reindex this view with another embedder",
+        hint="let one run finish, then reindex again if needed",
+    )
+
+
+def is_numeric(metadata: RowMetadata) -> bool:
+    numbers = [metadata.created, metadata.uses, metadata.last_used or 0, metadata.saved_usd]
+    return all(isinstance(number, int | float) and abs(number) < MAX_NUMBER for number in numbers)

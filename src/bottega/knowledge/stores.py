@@ -1,14 +1,18 @@
-"""Interfaces of a knowledge base: stored rows of one namespace, and their search by vectors."""
+"""Interfaces of a knowledge base: stored rows of one namespace, and their search by vectors; and
+what holds for the rows of every store."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from bottega._util.identity import Exclude
+from bottega._util.progress import Stages
+from bottega.errors import SettingError, StoreError
 from bottega.image import Image
 from bottega.knowledge.eviction import Capacity
 from bottega.knowledge.filters import Filter
+from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.knowledge.records import (
     EmbeddedBatch,
     Footprint,
@@ -17,9 +21,26 @@ from bottega.knowledge.records import (
     StoredView,
     UsageRecord,
     View,
+    Views,
+    unknown_id_error,
 )
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Example, ExampleChange, Query
+
+# Name of the note that marks an incomplete target. Its value is the source.
+UNFINISHED = "unfinished copy of"
+WAY_OUT = "run bottega export with the version that wrote it, then bottega import with this one"
+ADD_AGAIN = "and add again, or restore the file from a copy"
+# The change log keeps so many changes, or a fifth of the number of rows if that is more: an index
+# file that lacks a tenth of its rows must remain usable.
+KEPT_CHANGES = 10_000
+KEPT_SHARE = 5
+CHECK_EVERY = 1000  # changes
+KEY_PAGE = 256
+SHORTEST_PREFIX = 4
+Repair = Callable[[], None]
+# Description of a problem, and its repair if there is one.
+Finding = tuple[str, Repair | None]
 
 
 class RowStore(Protocol):
@@ -122,11 +143,29 @@ class RowStore(Protocol):
 
     def ids_of(self, keys: Sequence[int]) -> list[str]: ...
 
+    def open_search(
+        self, views: Views, metric: VectorMetric, hnsw_above: int | None
+    ) -> VectorSearch:
+        """Return the search by these views. It is exact up to `hnsw_above` rows."""
+        ...
+
+    def checks(self, stages: Stages) -> StoreChecks: ...
+
     def sizes(self) -> tuple[int, int, int]:
         """Return the numbers of examples, images and vectors of all namespaces."""
         ...
 
     def close(self) -> None: ...
+
+
+class StoreChecks(NamedTuple):
+    """Checks of one kind of store, in the order in which they run: before the vectors, of the
+    content (None: compare each example with its hashes), and after the vectors."""
+
+    structure: Iterable[Finding] = ()
+    content: Iterable[Finding] | None = None
+    derived: Iterable[Finding] = ()
+    snapshots: int = 0  # number of index files
 
 
 class SearchScope(NamedTuple):
@@ -165,3 +204,59 @@ class VectorSearch(Protocol):
     def close_indexes(self) -> None: ...
 
     def wait_for_indexes(self) -> None: ...
+
+
+def check_finished(rows: RowStore) -> None:
+    """Raise `StoreError` if the store is an unfinished copy."""
+    if (source := rows.note(UNFINISHED)) is not None:
+        raise unfinished_error(rows.name, source)
+
+
+def unfinished_error(name: str, source: str) -> StoreError:
+    return StoreError(
+        f"{name} is an unfinished copy of {source}",
+        hint="repeat bottega migrate FROM TO with the same arguments until it finishes",
+    )
+
+
+def full_ids(rows: RowStore, ids: Iterable[str]) -> set[str]:
+    """Return the ids that these ids or prefixes denote; see `full_id`."""
+    ids = [ids] if isinstance(ids, str) else list(ids)
+    complete = rows.keys(ids)
+    return {id if id in complete else full_id(rows, id) for id in ids}
+
+
+def full_id(rows: RowStore, prefix: str) -> str:
+    """Return the only id with this prefix. Raises `SettingError` and `NotFoundError`."""
+    if len(prefix) < SHORTEST_PREFIX:
+        raise SettingError(
+            f"an id prefix must have at least {SHORTEST_PREFIX} characters, got {prefix!r}",
+            hint="give more characters",
+        )
+    matches = rows.ids_with_prefix(prefix, limit=2)
+    if not matches:
+        raise unknown_id_error(prefix)
+    if len(matches) > 1:
+        raise SettingError(
+            f"the id prefix {prefix!r} is ambiguous, matching {' and '.join(matches)}",
+            hint="give more characters",
+        )
+    return matches[0]
+
+
+def paged_keys(rows: RowStore, size: int = KEY_PAGE) -> Iterator[list[int]]:
+    """Yield pages of keys, in all namespaces."""
+    key = 0
+    while keys := rows.all_keys(key, size):
+        yield keys
+        key = keys[-1]
+
+
+def counted_pages(
+    rows: RowStore, title: str, stages: Stages, size: int = KEY_PAGE
+) -> Iterator[list[int]]:
+    """Yield pages of keys as one stage of the verification."""
+    with stages(title, rows.sizes()[0]) as step:
+        for keys in paged_keys(rows, size):
+            yield keys
+            step(len(keys))

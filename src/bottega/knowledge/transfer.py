@@ -20,7 +20,7 @@ from bottega._util.progress import Step
 from bottega.errors import ImageError, LoadError, OnError, StoreError
 from bottega.image import Image, path_text
 from bottega.knowledge.loaders.folders import open_within
-from bottega.knowledge.records import RowMetadata, find_damage, is_text
+from bottega.knowledge.records import NO_NUMBERS, RowMetadata, find_damage, is_numeric, is_text
 from bottega.knowledge.stores import RowStore
 from bottega.types import Example, Query
 
@@ -30,8 +30,6 @@ RESTORE_HINT = (
     "restore the file from a copy, or delete the example and all that contain its images, and add"
     " it again"
 )
-MAX_NUMBER = 2**62
-NO_NUMBERS = "its metadata must be numbers"
 
 
 def export(rows: RowStore, folder: Path, on_error: OnError, progress: Step) -> int:
@@ -195,8 +193,3 @@ def _imported(row: dict[str, Any], folder: Path) -> tuple[Example, RowMetadata]:
     if not is_numeric(metadata):
         raise TypeError(NO_NUMBERS)
     return example, metadata
-
-
-def is_numeric(metadata: RowMetadata) -> bool:
-    numbers = [metadata.created, metadata.uses, metadata.last_used or 0, metadata.saved_usd]
-    return all(isinstance(number, int | float) and abs(number) < MAX_NUMBER for number in numbers)

@@ -8,8 +8,7 @@ from typing import Literal
 import orjson
 
 from bottega.errors import StoreError
-from bottega.knowledge.reader import KnowledgeBaseReader
-from bottega.knowledge.search import KnowledgeBaseSearch
+from bottega.knowledge.base import KnowledgeBase
 
 NOTE = "tuned"  # key of the note of the default namespace
 ORDERS = ("nearest-last", "nearest-first", "shuffled")
@@ -23,12 +22,12 @@ class TunedSettings:
     shots: int
     order: Literal["nearest-last", "nearest-first", "shuffled"] = "nearest-last"
 
-    def store(self, knowledge: KnowledgeBaseReader) -> None:
+    def store(self, knowledge: KnowledgeBase) -> None:
         """Store the settings of the namespace in the file."""
         knowledge.set_note(_key(knowledge), orjson.dumps(asdict(self)).decode())
 
 
-def tuned_settings(knowledge: KnowledgeBaseReader) -> TunedSettings | None:
+def tuned_settings(knowledge: KnowledgeBase) -> TunedSettings | None:
     """Return the stored settings of the namespace, None without any.
 
     Settings for an embedder that no view uses any more are ignored. Raises `StoreError` for a
@@ -51,7 +50,7 @@ def tuned_settings(knowledge: KnowledgeBaseReader) -> TunedSettings | None:
     return settings
 
 
-def tuned_for(knowledge: KnowledgeBaseSearch) -> TunedSettings | None:
+def tuned_for(knowledge: KnowledgeBase) -> TunedSettings | None:
     """Return the stored settings if they belong to the embedder that `knowledge` searches by
     default."""
     settings = tuned_settings(knowledge)
@@ -59,6 +58,6 @@ def tuned_for(knowledge: KnowledgeBaseSearch) -> TunedSettings | None:
     return settings if is_own else None
 
 
-def _key(knowledge: KnowledgeBaseReader) -> str:
+def _key(knowledge: KnowledgeBase) -> str:
     namespace = knowledge.stats().namespace
     return f"{NOTE}.{namespace}" if namespace else NOTE

@@ -10,7 +10,7 @@ from typing import get_args
 from bottega.errors import EmptyKnowledgeBaseError, SettingError, check_count
 from bottega.generation.bundled_models import PhotoGenerator
 from bottega.knowledge import JoinedEmbedder, KnowledgeBase
-from bottega.knowledge.embedders.joined import tower_of, uncached
+from bottega.knowledge.embedders.composite import tower_of, uncached
 from bottega.parsing import LabelParser
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter

@@ -24,7 +24,7 @@ from bottega.evaluation.metrics.metric import (
     paired_difference,
 )
 from bottega.knowledge import JoinedEmbedder, KnowledgeBase, PixelEmbedder, View
-from bottega.knowledge.embedders.joined import uncached
+from bottega.knowledge.embedders.composite import uncached
 from bottega.knowledge.embedders.names import PIXELS, joined_parts
 from bottega.knowledge.records import unit
 from bottega.protocols import Embedder, Generator

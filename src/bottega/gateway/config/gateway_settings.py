@@ -26,7 +26,7 @@ from bottega.gateway.config.variant_settings import (
     VariantSettings,
 )
 from bottega.knowledge.embedders.names import ALL_PARTS, BUNDLED, TEXT_ONLY, QueryPart, parts_read
-from bottega.knowledge.milvus.url import is_milvus_url
+from bottega.knowledge.milvus.database import is_milvus_url
 from bottega.openai_api.endpoint import is_loopback
 from bottega.recipes.cache_retrieval import BY_IMAGE
 

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image as Pillow
 
 from bottega._util.caching import LRUCache
-from bottega._util.drawings import LEAST_SIDE, drawing_views, is_photograph
+from bottega._util.drawings import LEAST_SIDE, drawing_views
 from bottega.bundled import (
     CLASS_FEATURES,
     PHOTO_FEATURES,
@@ -26,14 +26,17 @@ from bottega.bundled.photo_model import PHOTOS
 from bottega.errors import EmbeddingError
 from bottega.image import Image
 from bottega.knowledge.embedders.pixel_embedder import unit_images
-from bottega.knowledge.embedders.sentence import embed_part, loading_model
+from bottega.knowledge.embedders.sentence import loading_model
 from bottega.knowledge.records import unit
-from bottega.protocols import Embedder, Vectors
+from bottega.protocols import Vectors
 from bottega.types import Query
 
 MAX_RECENT = 1024  # images whose vectors are cached
 # Settings that change the tower's input pixels.
 PREPROCESSING = ("size", "image_mean", "image_std", "resample", "rescale_factor")
+TABLE = "embed_tokens.weight"
+# A shared meaning ("hue", "tint") counts more than a shared word.
+WORD_WEIGHT, MEANING_WEIGHT = 0.2, 1.0
 
 
 class TowerEmbedder:
@@ -179,27 +182,6 @@ def _transformers_parts(folder: Path) -> tuple[Any, Any]:
     return model.model, processor.image_processor
 
 
-class PhotographDispatchEmbedder:
-    """Image embedder with one part of the vector for photographs and one for other images.
-
-    The other part is zero, so the inner product of a photograph and another image is 0.
-    """
-
-    def __init__(self, photographs: Embedder, others: Embedder) -> None:
-        self._photographs, self._others = photographs, others
-        self.fingerprint = f"by-kind ({photographs.fingerprint}) ({others.fingerprint})"
-
-    @property
-    def dimension(self) -> int:
-        return self._photographs.dimension + self._others.dimension
-
-    def embed(self, queries: Sequence[Query]) -> Vectors:
-        photographs = [all(map(is_photograph, query.images)) for query in queries]
-        others = [not one for one in photographs]
-        parts = (self._photographs, photographs), (self._others, others)
-        return np.hstack([embed_part(embedder, queries, given) for embedder, given in parts])
-
-
 class TowerTokenEmbedder:
     """Multi-vector embedder with one token per image and per word that the bundled model knows.
 
@@ -261,11 +243,6 @@ class TowerTokenEmbedder:
         placed = np.zeros((len(rows), self.dimension), np.float32)
         placed[:, start : start + rows.shape[1]] = rows
         return placed
-
-
-TABLE = "embed_tokens.weight"
-# A shared meaning ("hue", "tint") counts more than a shared word.
-WORD_WEIGHT, MEANING_WEIGHT = 0.2, 1.0
 
 
 class TokenEmbedder:

@@ -7,15 +7,15 @@ from typing import Literal
 
 from bottega.bundled.photo_model import PHOTOS, PHOTOS_LITE2
 from bottega.errors import SettingError
-from bottega.knowledge.embedders.bundled_tower import (
+from bottega.knowledge.embedders.bundled_tower import TokenEmbedder, TowerEmbedder
+from bottega.knowledge.embedders.composite import (
+    DualEmbedder,
+    JoinedEmbedder,
     PhotographDispatchEmbedder,
-    TokenEmbedder,
-    TowerEmbedder,
 )
-from bottega.knowledge.embedders.joined import JoinedEmbedder
 from bottega.knowledge.embedders.minilm import FOLDER, MINILM, minilm_folder
 from bottega.knowledge.embedders.pixel_embedder import PixelEmbedder
-from bottega.knowledge.embedders.sentence import DualEmbedder, SentenceEmbedder
+from bottega.knowledge.embedders.sentence import SentenceEmbedder
 from bottega.knowledge.records import DEFAULT, StoredView
 from bottega.protocols import Embedder
 

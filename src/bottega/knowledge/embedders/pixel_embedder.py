@@ -14,6 +14,15 @@ from bottega.protocols import Vectors
 from bottega.types import Query
 
 EncodeImages = Callable[[list[Pillow.Image]], Vectors]
+Pixels = NDArray[np.float32]
+SIDE = 32
+CELL = 8
+BINS = 9
+COLOUR_SIDE = 16
+FREQUENCIES = 8
+# Dalal and Triggs: clipping limits the influence of a single strong edge.
+CLIP = 0.2
+SHAPE_WEIGHT, COLOUR_WEIGHT, COARSE_WEIGHT = 1.0, 0.5, 0.5
 
 
 def embed_images(
@@ -72,18 +81,6 @@ def unit_images(
             batch_size=batch_size,
         )
     )
-
-
-Pixels = NDArray[np.float32]
-
-SIDE = 32
-CELL = 8
-BINS = 9
-COLOUR_SIDE = 16
-FREQUENCIES = 8
-# Dalal and Triggs: clipping limits the influence of a single strong edge.
-CLIP = 0.2
-SHAPE_WEIGHT, COLOUR_WEIGHT, COARSE_WEIGHT = 1.0, 0.5, 0.5
 
 
 class PixelEmbedder:

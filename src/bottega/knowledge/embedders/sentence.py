@@ -16,10 +16,13 @@ from bottega._util.native import LOADING, load_from_hub
 from bottega.errors import BottegaError, EmbeddingError, SettingError, needs_extra
 from bottega.knowledge.embedders.pixel_embedder import embed_images, unit_images
 from bottega.knowledge.records import unit
-from bottega.protocols import Embedder, Vectors
+from bottega.protocols import Vectors
 from bottega.types import Query
 
 WEIGHTS = ("*.safetensors", "*.bin")
+Mode = Literal["image", "text", "average"]
+# Minimum side for JPEG decoding; most vision encoders read 224 to 384 pixels.
+AT_LEAST = 512
 
 
 @contextmanager
@@ -67,46 +70,6 @@ def weights_digest(folder: Path) -> str:
         with path.open("rb") as weights:
             hashlib.file_digest(weights, lambda: digest)
     return digest.hexdigest()[:12]
-
-
-class DualEmbedder:
-    """Concatenation of an image and a text embedder with equal weight.
-
-    The cosine of two queries that have both is the mean of the two cosines. If a query has no image
-    or no text, that part is zero and the other part has length one.
-    """
-
-    def __init__(self, image: Embedder, text: Embedder) -> None:
-        self._image = image
-        self._text = text
-        self.fingerprint = f"dual ({image.fingerprint}) ({text.fingerprint})"
-
-    @property
-    def dimension(self) -> int:
-        return self._image.dimension + self._text.dimension
-
-    def embed(self, queries: Sequence[Query]) -> Vectors:
-        image_rows = embed_part(self._image, queries, [bool(query.images) for query in queries])
-        text_rows = embed_part(self._text, queries, [bool(query.text) for query in queries])
-        if not all(query.images or query.text for query in queries):
-            raise EmbeddingError(
-                "the query has neither image nor text", hint="add an image or a text"
-            )
-        return unit(np.concatenate([image_rows, text_rows], axis=1))
-
-
-def embed_part(embedder: Embedder, queries: Sequence[Query], present: Sequence[bool]) -> Vectors:
-    """Return unit rows, with zeros where the part is absent."""
-    rows = np.zeros((len(queries), embedder.dimension), np.float32)
-    chosen = [query for query, has in zip(queries, present, strict=True) if has]
-    if chosen:
-        rows[np.array(present)] = unit(embedder.embed(chosen))
-    return rows
-
-
-Mode = Literal["image", "text", "average"]
-# Minimum side for JPEG decoding; most vision encoders read 224 to 384 pixels.
-AT_LEAST = 512
 
 
 class SentenceEmbedder:

@@ -1,4 +1,4 @@
-"""Index files beside a database: names, format, and checks against the rows."""
+"""Index files beside a database: names and format."""
 
 from __future__ import annotations
 
@@ -10,25 +10,18 @@ import re
 import stat
 import struct
 import threading
-import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import orjson
 
 from bottega._util.sqlite import MEMORY
-from bottega.errors import StoreError
-from bottega.knowledge.eviction import HORIZON
 from bottega.knowledge.index import lazy_faiss as faiss
-from bottega.knowledge.index.vector_index import MISSING, Keys
-from bottega.knowledge.records import unit
-from bottega.knowledge.sqlite.rows import SqliteRows
-from bottega.protocols import Vectors
+from bottega.knowledge.index.vector_index import Keys
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +34,7 @@ FOOT = struct.Struct("<QI8s")  # header length, checksum of everything before th
 
 @dataclass(frozen=True)
 class SnapshotHeader:
-    """Origin of a saved index; `mark` is that of change `seq` (`Database.mark`)."""
+    """Origin of a saved index; `mark` is that of change `seq` (`SqliteRows.mark`)."""
 
     view: int
     fingerprint: str
@@ -136,79 +129,16 @@ def load(path: Path) -> IndexSnapshot | None:
     return load(path) if replaced else IndexSnapshot(header, index, keys)
 
 
-PAGE = 256
-ABANDONED_SECONDS = 3600
-
-
-def index_file_problems(rows: SqliteRows) -> Iterator[tuple[str, Path]]:
-    """Yield a description and the path of every wrong index file. Regular files may be deleted."""
-    for path in index_files(rows):
-        if path.exists() and not path.is_file():
-            yield f"{path.name} is not a file; move it away", path
-        elif path.suffix == ".part":
-            # Another process may still be writing a newer one.
-            with suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
-                    yield f"{path.name} is incomplete", path
-        else:
-            found = load(path)
-            try:
-                # Without a snapshot: another process may have removed the file.
-                fits = not path.exists() if found is None else _matches_rows(rows, found)
-            except StoreError:  # an unreadable vector, which another check reports
-                fits = False
-            if not fits:
-                yield f"{path.name} does not match the rows", path
-
-
-def delete_index_files(rows: SqliteRows, view: str) -> None:
-    """Delete the index files of a view, in all namespaces."""
-    for path in index_files(rows, view):
-        with suppress(OSError):
-            path.unlink()
-
-
-def index_files(rows: SqliteRows, view: str | None = None) -> list[Path]:
-    """Return the files beside the database whose names match an index of this view, by default of
-    any of its views."""
-    if rows.path == MEMORY:
+def index_files(database: str, views: Iterable[str]) -> list[Path]:
+    """Return the files beside the database whose names match an index of these views, in any
+    namespace."""
+    if database == MEMORY:
         return []
-    path = Path(rows.path)
-    stored = [row[0] for row in rows.read("SELECT DISTINCT name FROM views")]
-    views = "|".join(map(re.escape, stored if view is None else [view]))
+    path = Path(database)
+    names = "|".join(map(re.escape, views))
     # Other files beside the database belong to the user.
     ours = re.compile(
-        rf"{re.escape(path.name)}\.({views})(\.[0-9a-f]{{12}})?"
+        rf"{re.escape(path.name)}\.({names})(\.[0-9a-f]{{12}})?"
         r"(\.index(\.unfinished)?|\.part|\.index(\.unfinished)?\.[0-9]+-[0-9]+\.part)"
     )
     return sorted(each for each in path.parent.iterdir() if ours.fullmatch(each.name))
-
-
-def _matches_rows(rows: SqliteRows, found: IndexSnapshot) -> bool:
-    header = found.header
-    # One snapshot: another process's pruning in between would look like damage.
-    with rows.snapshot():
-        mark = rows.mark(header.seq)
-        if mark is None and header.seq <= rows.read(HORIZON)[0][0]:  # too old, but not wrong
-            return True
-    if mark is None or mark != header.mark:
-        return False
-    stored = {view.number: view for view in rows.views().values()}.get(header.view)
-    if stored is None:  # its view was rebuilt under another number
-        return True
-    if stored.fingerprint != header.fingerprint:
-        return False
-    slots = np.flatnonzero(found.keys != MISSING)
-    for start in range(0, len(slots), PAGE):
-        chosen = slots[start : start + PAGE]
-        vectors = rows.vectors(found.keys[chosen].tolist(), header.view)
-        for slot in chosen.tolist():
-            row = vectors.get(int(found.keys[slot]))  # None: deleted since
-            indexed = cast(Vectors, found.index.reconstruct(slot))
-            if row is None:
-                continue
-            with np.errstate(over="ignore", invalid="ignore"):  # the stored one may be damaged
-                scaled = unit(row[None])[0] if header.metric == "cosine" else row
-            if not np.array_equal(indexed, scaled):
-                return False
-    return True

@@ -20,6 +20,8 @@ Keys = NDArray[np.int64]
 Bits = NDArray[np.uint8]
 MISSING = -1
 Scalar = TypeVar("Scalar", bound=np.generic)
+VectorMetric = Literal["cosine", "l2"]
+SUBSET_SHARE = 0.1
 
 
 class Slots:
@@ -126,10 +128,6 @@ def _grow(array: NDArray[Scalar], size: int, fill: int) -> NDArray[Scalar]:
     grown = np.full(size + size // 2, fill, array.dtype)
     grown[: len(array)] = array
     return grown
-
-
-VectorMetric = Literal["cosine", "l2"]
-SUBSET_SHARE = 0.1
 
 
 class FaissIndex(ABC):

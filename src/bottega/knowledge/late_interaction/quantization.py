@@ -31,6 +31,15 @@ SAMPLE_PER_CENTROID = 40
 BATCH = 1 << 16
 BLOCK_BYTES = 1 << 19
 GROUP = 64
+Bytes = NDArray[np.uint8]
+# Documents use 7 bits around 64: pairs of 8-bit products would overflow AVX2's 16-bit sums.
+ZERO, STEPS = 64, 63
+# Kernels require multiples of eight columns.
+MULTIPLE = 8
+# Products use 8 bits too, from -0.33 to 1: relevant maxima are not lower.
+PRODUCT_ZERO, PRODUCT_SCALE = 64, 1 / (255 - 64)
+# Larger values are clipped, so one outlier does not reduce the precision of all others.
+CLIP_QUANTILE = 0.9999
 
 
 def train_centroids(tokens: TokenRows, seed: int) -> Vectors:
@@ -146,17 +155,6 @@ class CentroidCodes:
             return None
         fits = found.centroids.shape[1:] == (dimension,) and found.codes.dtype == np.uint16
         return found if fits else None
-
-
-Bytes = NDArray[np.uint8]
-# Documents use 7 bits around 64: pairs of 8-bit products would overflow AVX2's 16-bit sums.
-ZERO, STEPS = 64, 63
-# Kernels require multiples of eight columns.
-MULTIPLE = 8
-# Products use 8 bits too, from -0.33 to 1: relevant maxima are not lower.
-PRODUCT_ZERO, PRODUCT_SCALE = 64, 1 / (255 - 64)
-# Larger values are clipped, so one outlier does not reduce the precision of all others.
-CLIP_QUANTILE = 0.9999
 
 
 def fitting_scale(tokens: Vectors) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from bottega._util.identity import Exclude, is_excluded
 from bottega.errors import EmbeddingError, EmptyKnowledgeBaseError, NotFoundError, StoreError
 from bottega.knowledge.late_interaction.token_array import TokenArray
 from bottega.knowledge.late_interaction.token_search import SearchEffort, TokenIndex
-from bottega.knowledge.sqlite.database import CloseOnExit
 from bottega.protocols import MultiVectorEmbedder, Vectors
 from bottega.types import Candidate, Example, ExampleChange, Query
 
@@ -100,7 +99,7 @@ def _logged_changes(source: PassageSource, since: int) -> list[ExampleChange] | 
     return None if changes and changes[0].seq <= since else changes
 
 
-class LateInteractionIndex(CloseOnExit):
+class LateInteractionIndex:
     """MaxSim search over a knowledge base: the hybrid retrieval of RCTS (sec. 3.2) if the embedder
     returns image and text tokens.
 
@@ -189,6 +188,12 @@ class LateInteractionIndex(CloseOnExit):
         """Wait for a running refresh and close the index; later calls raise `StoreError`."""
         with self._following:
             self._tokens.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _add(self, ids: Sequence[str]) -> None:
         # A meanwhile deleted example has its own log entry, or is missing from the ids.

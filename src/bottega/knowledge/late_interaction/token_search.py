@@ -21,6 +21,11 @@ from bottega.knowledge.late_interaction.quantization import (
 from bottega.knowledge.late_interaction.token_array import TokenArray, check_tokens
 from bottega.protocols import Vectors
 
+log = logging.getLogger(__name__)
+# Below this many documents centroids cost more than they save.
+MIN_CODED_DOCUMENTS = 1024
+MAX_WASTED = 0.25
+
 
 @dataclass(frozen=True)
 class SearchEffort:
@@ -77,13 +82,6 @@ def select_best(documents: Positions, scores: Vectors, count: int) -> Positions:
     if len(documents) <= count:
         return documents
     return np.sort(documents[np.argpartition(-scores, count)[:count]])
-
-
-log = logging.getLogger(__name__)
-
-# Below this many documents centroids cost more than they save.
-MIN_CODED_DOCUMENTS = 1024
-MAX_WASTED = 0.25
 
 
 class TokenIndex:

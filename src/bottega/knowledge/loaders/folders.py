@@ -50,6 +50,14 @@ INVISIBLE = re.compile(
 )
 WHOLE = re.compile(r"([+-]?\d+)\.0+")
 WIDE = re.compile(r"[\uff00-\uffef]+")  # full-width and half-width forms
+WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+BRIGHTEST = 16
+DIGIT_QUESTION = "Which digit is this?"
+EXPORTED = ("examples.jsonl", "images")
+TABLES = (".csv", ".tsv", ".jsonl")
+SEPARATORS = re.compile(r"""[\t,;|"'/\\]""")  # also of folders
+ROWS = 20  # of a table that are read to decide if it names images
+LAYOUT = "use FOLDER/CLASS/IMAGE.jpg, such as pets/cat/1.jpg and pets/dog/2.jpg"
 
 
 def label_text(name: str) -> str:
@@ -205,11 +213,6 @@ def labelled_example(
     )
 
 
-WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-BRIGHTEST = 16
-DIGIT_QUESTION = "Which digit is this?"
-
-
 def load_digits(*, words: bool = True, question: str = DIGIT_QUESTION) -> Iterator[Example]:
     """Yield scikit-learn's 1,797 handwritten digits in order: 8 x 8 pixels, bright on black.
 
@@ -231,13 +234,6 @@ def _digit_images() -> list[tuple[Image, int]]:
         (Image.from_pillow(Pillow.fromarray(one), source=f"scikit-learn digits, {number}"), digit)
         for number, (one, digit) in enumerate(zip(pixels, digits.target.tolist(), strict=True))
     ]
-
-
-EXPORTED = ("examples.jsonl", "images")
-TABLES = (".csv", ".tsv", ".jsonl")
-SEPARATORS = re.compile(r"""[\t,;|"'/\\]""")  # also of folders
-ROWS = 20  # of a table that are read to decide if it names images
-LAYOUT = "use FOLDER/CLASS/IMAGE.jpg, such as pets/cat/1.jpg and pets/dog/2.jpg"
 
 
 def load_image_folder(

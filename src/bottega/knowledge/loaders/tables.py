@@ -38,6 +38,35 @@ from bottega.types import IMAGE_QUESTION, Example, Query
 if TYPE_CHECKING:
     import datasets
 
+# Usual names, compared without case and separators: "Image Path" is image_path.
+IMAGE_NAMES = (
+    *("image", "img", "picture", "decoded_image", "images", "image_path", "file_name", "filename"),
+    *("file", "image_file", "image_name", "img_path", "filepath", "path"),
+)
+LABEL_NAMES = (
+    *("label", "labels", "class", "category", "fine_label", "class_name", "label_name", "target"),
+    "species",
+)
+QUESTION_NAMES = ("question", "query", "prompt")
+ANSWER_NAMES = (
+    *("answer", "answers", "multiple_choice_answer", "answer_index", "answer_idx"),
+    *("correct_answer", "correct_index"),
+)
+CHOICES_NAMES = ("choices", "options")
+COLUMN_HINT = (
+    "name the column of images or their paths with image_column=NAME (bottega add: --image-column)"
+)
+LABEL_HINT = (
+    "name one with label_column=NAME (bottega add: --label-column), or add --passages for texts"
+    " alone"
+)
+REWRITE = "check the split, or download or write the files again"
+LONGEST_LITERAL = 100_000  # base64 images in a printed list are found by a pattern
+SHORTEST_BASE64 = 100  # a shorter text is the path of a missing file
+# Column names -> feature types of `datasets`.
+Features = Mapping[str, object]
+PARQUET = ".parquet"
+
 
 @contextmanager
 def library_errors(name: str) -> Iterator[None]:
@@ -95,37 +124,6 @@ def image_of_cell(value: object, folder: Path | None, source: str, *, hint: str)
     raise ImageError(
         f"{source}: image must be bytes or a path, got {type(value).__name__}", hint=hint
     )
-
-
-# Usual names, compared without case and separators: "Image Path" is image_path.
-IMAGE_NAMES = (
-    *("image", "img", "picture", "decoded_image", "images", "image_path", "file_name", "filename"),
-    *("file", "image_file", "image_name", "img_path", "filepath", "path"),
-)
-LABEL_NAMES = (
-    *("label", "labels", "class", "category", "fine_label", "class_name", "label_name", "target"),
-    "species",
-)
-QUESTION_NAMES = ("question", "query", "prompt")
-ANSWER_NAMES = (
-    *("answer", "answers", "multiple_choice_answer", "answer_index", "answer_idx"),
-    *("correct_answer", "correct_index"),
-)
-CHOICES_NAMES = ("choices", "options")
-
-COLUMN_HINT = (
-    "name the column of images or their paths with image_column=NAME (bottega add: --image-column)"
-)
-LABEL_HINT = (
-    "name one with label_column=NAME (bottega add: --label-column), or add --passages for texts"
-    " alone"
-)
-REWRITE = "check the split, or download or write the files again"
-LONGEST_LITERAL = 100_000  # base64 images in a printed list are found by a pattern
-SHORTEST_BASE64 = 100  # a shorter text is the path of a missing file
-
-# Column names -> feature types of `datasets`.
-Features = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -364,9 +362,6 @@ def _text(value: object, what: str) -> str:
             hint="name another column with label_column=NAME (bottega add: --label-column)",
         )
     return value_text(value)
-
-
-PARQUET = ".parquet"
 
 
 def load_hugging_face(

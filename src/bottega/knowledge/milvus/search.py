@@ -11,12 +11,16 @@ from threading import Lock, Thread
 
 from bottega.errors import BottegaError
 from bottega.knowledge.index.vector_index import VectorMetric
-from bottega.knowledge.milvus.collection import Consistency, MilvusCollection
-from bottega.knowledge.milvus.copying import VectorCopy
+from bottega.knowledge.milvus.collection import Consistency, MilvusCollection, VectorCopy
 from bottega.knowledge.milvus.database import MilvusDatabase, NotLoadedError
 from bottega.knowledge.postgres.filters import Parameters
 from bottega.knowledge.postgres.rows import PostgresRows
-from bottega.knowledge.postgres.search import CANDIDATE_FACTOR, CHECK_SECONDS, PostgresSearch
+from bottega.knowledge.postgres.search import (
+    CANDIDATE_FACTOR,
+    CHECK_SECONDS,
+    HNSW_ABOVE,
+    PostgresSearch,
+)
 from bottega.knowledge.records import SearchHit, StoredView, Views
 from bottega.protocols import Vectors
 
@@ -67,6 +71,20 @@ class CollectionState:
     def covered(self) -> tuple[int, Consistency]:
         """Return the number of the last change that searches see, and their consistency."""
         return (self.settled, "Bounded") if self.settled else (self.position, "Strong")
+
+
+class MilvusRows(PostgresRows):
+    """Examples in PostgreSQL, of which Milvus indexes the vectors."""
+
+    def __init__(self, url: str, namespace: str, vectors: str, *, create: bool = True) -> None:
+        super().__init__(url, namespace, create=create)
+        self._vectors = vectors
+
+    def open_search(
+        self, views: Views, metric: VectorMetric, hnsw_above: int | None
+    ) -> MilvusSearch:
+        above = HNSW_ABOVE if hnsw_above is None else hnsw_above
+        return MilvusSearch(self, views, metric, above, MilvusDatabase(self._vectors))
 
 
 class MilvusSearch(PostgresSearch):

@@ -1,4 +1,4 @@
-"""Filters as SQL conditions of PostgreSQL, equivalent to those of SQLite (`filters.to_sql`)."""
+"""Filters as SQL conditions of PostgreSQL, equivalent to those of SQLite."""
 
 from __future__ import annotations
 

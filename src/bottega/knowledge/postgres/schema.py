@@ -1,10 +1,29 @@
-"""Tables of a knowledge base in PostgreSQL. Each view has its own table of vectors, `kb_vectors_N`,
-because a column of vectors has one dimension and an index needs it."""
+"""Tables of a knowledge base in PostgreSQL, and the setup of connections. Each view has its own
+table of vectors, `kb_vectors_N`, because a column of vectors has one dimension and an index needs
+it."""
 
 from __future__ import annotations
 
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
 from bottega._util.postgres import PostgresKind
-from bottega.knowledge.sqlite.schema import WAY_OUT
+from bottega.errors import StoreError
+from bottega.knowledge.stores import WAY_OUT
+from bottega.protocols import Vectors
+
+if TYPE_CHECKING:
+    from asyncpg import Connection
+
+OLDEST_PGVECTOR = (0, 8)  # the first with iterative scans, which filters need
+HEADER = struct.Struct(">HH")  # dimension, unused
+# Read committed: each statement in `kb_try_write` must see rows committed before that statement.
+SESSION = (
+    "SET default_transaction_isolation = 'read committed'; SET hnsw.iterative_scan = relaxed_order;"
+    " SET hnsw.ef_search = 100"
+)
 
 # Writers hold this lock until their commit. Keys and change numbers are therefore in commit order,
 # and a reader of changes never sees an earlier number after a later one.
@@ -106,3 +125,28 @@ def create_vectors(number: int, dimension: int) -> str:
     """Return the statements that create the table of a view."""
     storage = "PLAIN" if dimension <= PLAIN_DIMENSION else "EXTERNAL"
     return VECTORS_TABLE.format(name=vectors_table(number), dimension=dimension, storage=storage)
+
+
+async def set_up(connection: Connection) -> None:
+    found = await connection.fetchrow(
+        "SELECT nspname, extversion FROM pg_extension"
+        " JOIN pg_namespace ON pg_namespace.oid = extnamespace WHERE extname = 'vector'"
+    )
+    schema, version = found or ("", "none")
+    if found is None or tuple(map(int, version.split(".")[:2])) < OLDEST_PGVECTOR:
+        raise StoreError(
+            f"the extension vector must have version 0.8 or newer, got {version}",
+            hint="install pgvector 0.8 on the server, then run ALTER EXTENSION vector UPDATE",
+        )
+    await connection.set_type_codec(
+        "vector", schema=schema, encoder=_encoded, decoder=_decoded, format="binary"
+    )
+    await connection.execute(SESSION)
+
+
+def _encoded(vector: Vectors) -> bytes:
+    return HEADER.pack(len(vector), 0) + np.asarray(vector, ">f4").tobytes()
+
+
+def _decoded(data: bytes) -> Vectors:
+    return np.frombuffer(data, ">f4", offset=HEADER.size).astype(np.float32)

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from threading import Lock, Thread
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -14,24 +14,20 @@ from bottega._util.postgres import PostgresPool
 from bottega.errors import BottegaError, SettingError, StoreError
 from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.knowledge.postgres.filters import Parameters, to_condition
-from bottega.knowledge.postgres.rows import PostgresRows
 from bottega.knowledge.postgres.schema import vectors_table
 from bottega.knowledge.records import SearchHit, StoredView, View, Views
-from bottega.knowledge.search import (
-    ATTEMPTS,
-    MAX_DELETED,
-    ExampleCache,
-    chosen_view,
-    empty_error,
-    stacked,
-)
+from bottega.knowledge.search import ATTEMPTS, MAX_DELETED, ExampleCache, empty_error, stacked
 from bottega.knowledge.stores import SearchScope
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Query
 
+if TYPE_CHECKING:
+    from bottega.knowledge.postgres.rows import PostgresRows
+
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+HNSW_ABOVE = 2_500  # where comparing all rows takes as long as searching the index
 OPERATORS: dict[VectorMetric, tuple[str, str]] = {
     "cosine": ("<=>", "halfvec_cosine_ops"),
     "l2": ("<->", "halfvec_l2_ops"),
@@ -67,9 +63,10 @@ class PostgresSearch:
     def view(self, by: str | None) -> tuple[StoredView, View]:
         """Return the stored view of that name, by default the first one, and its embedder. Raises
         `SettingError` for an unknown name."""
-        return self._with_current_views(
-            lambda: chosen_view(self._views, self._stored, by, self._rows)
-        )
+        stored, given = self._with_current_views(lambda: self._views.choose(self._stored, by))
+        if stored is None:
+            raise empty_error(self._rows)
+        return stored, given
 
     def views(self) -> dict[str, View]:
         if self._views.has_optional:  # a writer must embed those that exist now
@@ -250,7 +247,8 @@ class PostgresSearch:
     def _candidates(self, found: list[list[SearchHit]]) -> list[list[Candidate]] | None:
         """Return the candidates of the hits, or None if another process has deleted one."""
         wanted = {hit.key for hits in found for hit in hits}
-        examples = self._recent.among(wanted)
+        get = self._recent.get
+        examples = {key: example for key in wanted if (example := get(key)) is not None}
         if missing := wanted - examples.keys():
             fetched = self._rows.by_keys(missing)
             if len(fetched) < len(missing):

@@ -1,8 +1,15 @@
-"""Tables of a knowledge base file."""
+"""Tables of a knowledge base file, and connections to it."""
 
 from __future__ import annotations
 
-from bottega._util.sqlite import FileKind
+import sqlite3
+from pathlib import Path
+
+from bottega._util import sqlite
+from bottega._util.sqlite import MEMORY, FileKind
+from bottega.errors import StoreError
+from bottega.image import path_text
+from bottega.knowledge.stores import WAY_OUT
 
 TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -71,5 +78,34 @@ CREATE TABLE changes (
 );
 """
 
-WAY_OUT = "run bottega export with the version that wrote it, then bottega import with this one"
 KNOWLEDGE_BASE = FileKind("knowledge base", (TABLES,), 0x42747467, way_out=WAY_OUT)  # "Bttg"
+
+
+def connect(path: str, *, create: bool, busy_seconds: float) -> sqlite3.Connection:
+    """Open a connection whose commits wait for the disk."""
+    if path != MEMORY:
+        _check_path(Path(path), create)
+    return sqlite.connect(path, create=create, busy_seconds=busy_seconds, synchronous="FULL")
+
+
+def _check_path(path: Path, create: bool) -> None:
+    name = path_text(path)
+    if "\0" in name:  # SQLite would cut the name at the NUL
+        raise StoreError(f"the file name contains a NUL, got {name!r}", hint="check the path")
+    if path.is_dir():
+        raise StoreError(
+            f"{name} is a folder, not a file", hint="give the path of a file, such as kb.db"
+        )
+    if not path.exists() and not create:
+        raise StoreError(
+            f"{name} does not exist", hint="check the path, or add examples to create it"
+        )
+    if not path.parent.is_dir():
+        raise StoreError(
+            f"the folder {path_text(path.parent)} does not exist", hint="create it first"
+        )
+    # SQLite accepts an empty file as a new database.
+    if not create and path.stat().st_size == 0:
+        raise StoreError(
+            f"{name} is empty, not a knowledge base", hint="check the path, or delete the file"
+        )

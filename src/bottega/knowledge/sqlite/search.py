@@ -1,14 +1,20 @@
-"""Index of one view: loaded from a file, updated from the change log, rebuilt in the background."""
+"""Search of the rows of a file: an index in memory per view, and cached filters."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from bottega._util.caching import LRUCache
 from bottega.errors import BottegaError, StoreError
+from bottega.knowledge.filters import Filter
 from bottega.knowledge.index import lazy_faiss as faiss
 from bottega.knowledge.index.hnsw import HnswIndex, empty_graph, restore_graph
 from bottega.knowledge.index.index_files import (
@@ -19,13 +25,17 @@ from bottega.knowledge.index.index_files import (
     snapshot_path,
     unfinished_path,
 )
-from bottega.knowledge.index.vector_index import FaissIndex, FlatIndex, VectorMetric
-from bottega.knowledge.records import StoredView
-from bottega.knowledge.sqlite.rows import SqliteRows
+from bottega.knowledge.index.vector_index import FaissIndex, FlatIndex, Keys, VectorMetric
+from bottega.knowledge.records import SearchHit, StoredView, View, Views
+from bottega.knowledge.search import MAX_DELETED, ExampleCache, empty_error, stacked
+from bottega.knowledge.stores import SearchScope
 from bottega.protocols import Vectors
+from bottega.types import Candidate, Query
+
+if TYPE_CHECKING:
+    from bottega.knowledge.sqlite.rows import SqliteRows
 
 log = logging.getLogger(__name__)
-
 PAGE = 4096
 BUILD_BATCH = 256
 # Changes that a new index may lack when it replaces the old one: milliseconds of work.
@@ -34,6 +44,181 @@ MAX_DEAD_SHARE = 0.2
 SAVE_EVERY = 5000
 # Delay before a graph is built: a process that ends sooner would discard it.
 BUILD_DELAY_SECONDS = 2.0
+HNSW_ABOVE = 50_000
+MAX_FILTERS = 64
+
+
+@dataclass
+class ResolvedFilter:
+    """Keys that match a filter among the rows up to change `seq` and key `last`."""
+
+    seq: int = -1
+    last: int = 0
+    keys: Keys = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+class FileSearch:
+    """Indexes of a file and cached filters of one handle."""
+
+    def __init__(
+        self, rows: SqliteRows, views: Views, metric: VectorMetric, hnsw_above: int
+    ) -> None:
+        self._rows = rows
+        self._views = views
+        self._metric: VectorMetric = metric
+        self._hnsw_above = hnsw_above
+        self._followers: dict[str, IndexFollower] = {}
+        self._filters: LRUCache[Filter, ResolvedFilter] = LRUCache(MAX_FILTERS)
+        self._default: str | None = None  # name of the first view
+        self._recent = ExampleCache()
+        self._lock = Lock()
+
+    def view(self, by: str | None) -> tuple[StoredView, View]:
+        """Return the stored view of that name, by default the first one, and its embedder. Raises
+        `SettingError` for an unknown name."""
+        stored, given = self._views.choose(self._rows.views(), by)
+        if stored is None:
+            raise empty_error(self._rows)
+        return stored, given
+
+    def views(self) -> dict[str, View]:
+        return self._views.resolve(self._rows.views())
+
+    def current_index(self, by: str | None) -> FaissIndex:
+        """Return the index with every change that any process has committed. Raises
+        `EmptyKnowledgeBaseError`."""
+        while True:
+            follower = self._follower(by)
+            try:
+                index = follower.current()
+                break
+            except StaleIndexError:  # this or another handle replaced the view
+                self._drop(follower)
+        if not len(index):
+            raise empty_error(self._rows)
+        return index
+
+    def check_filled(self, by: str | None) -> None:
+        self.current_index(by)
+
+    def nearest(
+        self, vectors: Vectors, k: int, scope: SearchScope, excluded_for: Sequence[Query] | None
+    ) -> list[list[Candidate]]:
+        """Return the candidates of each vector, repeating the search if a hit was deleted."""
+        by = scope.by
+        rebuilt = False
+        while True:
+            index = self.current_index(by)
+            own = None
+            if excluded_for is not None:
+                own = [self._rows.excluded_keys(query, scope.exclude) for query in excluded_for]
+            allowed = self._allowed_keys(scope.where, scope.within, limit=len(index))
+            searched = index.watermark
+            hits = index.search(vectors, k, allowed=allowed, excluded=own)
+            candidates = self._candidates(hits, len(index))
+            if candidates is not None:
+                return candidates
+            if searched == self._rows.last_seq():  # not explained by a delete of another process
+                if rebuilt:
+                    raise StoreError(
+                        f"the change log of {self._rows.name} lacks the removal of examples",
+                        hint="run bottega verify --repair, or verify(repair=True)",
+                    )
+                self._drop(self._follower(by))
+                rebuilt = True
+
+    def vectors(self, ids: Sequence[str], by: str | None) -> Vectors:
+        view, _ = self.view(by)
+        with self._rows.snapshot():
+            keys = self._rows.keys(ids)
+            found = self._rows.vectors(keys.values(), view.number)
+        return stacked([(id, found.get(keys.get(id, 0))) for id in ids], view)
+
+    def neighbours(self, ids: Sequence[str], k: int, by: str | None) -> list[list[SearchHit]]:
+        vectors = self.vectors(ids, by)
+        keys = self._rows.keys(ids)
+        same_image = self._rows.same_image_keys(list(keys.values()))
+        own = [same_image.get(keys.get(id, 0), set()) for id in ids]
+        return self.current_index(by).search(vectors, k, excluded=own)
+
+    def close_indexes(self) -> None:
+        """Close every index; the next search opens them again."""
+        with self._lock:  # held until the end: no search may open an index meanwhile
+            for follower in self._followers.values():
+                follower.close()
+            self._followers.clear()
+            self._recent.clear()
+
+    def wait_for_indexes(self) -> None:
+        """Wait until no index is being built."""
+        with self._lock:
+            followers = list(self._followers.values())
+        for follower in followers:
+            follower.wait_for_indexes()
+
+    def _follower(self, by: str | None) -> IndexFollower:
+        with self._lock:
+            name = self._default if by is None else by
+            follower = None if name is None else self._followers.get(name)
+            if follower is None:
+                view, _ = self.view(by)
+                if by is None:
+                    self._default = view.name
+                follower = self._followers.get(view.name) or IndexFollower(
+                    self._rows, view, self._metric, self._hnsw_above
+                )
+                self._followers[view.name] = follower
+            return follower
+
+    def _drop(self, follower: IndexFollower) -> None:
+        """Close and forget a stale follower without saving it."""
+        with self._lock:
+            kept = {name: each for name, each in self._followers.items() if each is not follower}
+            self._followers = kept
+        # Without the lock: closing waits for the background worker.
+        follower.close(keep=False)
+
+    def _allowed_keys(
+        self, where: Filter | None, within: Collection[str] | None, limit: int
+    ) -> Keys | None:
+        keys = None if where is None else self._filter_keys(where, limit)
+        if within is not None:
+            chosen = np.fromiter(self._rows.keys(within).values(), np.int64)
+            keys = chosen if keys is None else np.intersect1d(chosen, keys)
+        return keys
+
+    def _filter_keys(self, where: Filter, limit: int) -> Keys:
+        """Return the keys that match. Rows never change, so only new rows are tested; the index
+        ignores deleted ones."""
+        with self._lock:
+            cached = self._filters.get(where)
+            if cached is None:
+                self._filters.put(where, cached := ResolvedFilter())
+            seq = self._rows.last_seq()
+            if cached.seq != seq:
+                if len(cached.keys) > MAX_DELETED + 2 * limit:  # most of them have been deleted
+                    cached.last, cached.keys = 0, np.empty(0, np.int64)
+                # Read before the rows: a row added in between is tested again, not missed.
+                last = self._rows.last_key()
+                new = self._rows.keys_where(where, cached.last)
+                cached.keys = np.union1d(cached.keys, np.array(new, np.int64))
+                cached.seq, cached.last = seq, last
+            return cached.keys
+
+    def _candidates(self, hits: list[list[SearchHit]], living: int) -> list[list[Candidate]] | None:
+        """Return the candidates of the hits, or None if another process has deleted one since the
+        search."""
+        wanted = {hit.key for found in hits for hit in found}
+        get = self._recent.get
+        examples = {key: example for key in wanted if (example := get(key)) is not None}
+        if missing := wanted - examples.keys():
+            fetched = self._rows.by_keys(missing)
+            # Keys are never reused, so a missing row has been deleted.
+            if len(fetched) < len(missing):
+                return None
+            self._recent.keep(fetched, limit=living + MAX_DELETED)
+            examples |= fetched
+        return [[Candidate(examples[hit.key], hit.score) for hit in found] for found in hits]
 
 
 class StaleIndexError(Exception):
