@@ -27,8 +27,9 @@ KINDS: tuple[Kind, ...] = (
 def published_command() -> str:
     """Return the command, which is the same on both pages."""
     pages = ((PAGES / name).read_text("utf-8") for name in ("rcts.md", "rcts_codes.md"))
-    [command] = {one for text in pages for one in CODES_COMMAND.findall(text)}
-    return str(command).replace("\\\n", " ")
+    commands: set[str] = {one for text in pages for one in CODES_COMMAND.findall(text)}
+    [command] = commands
+    return command.replace("\\\n", " ")
 
 
 def test_the_command_gives_the_results_of_the_benchmark(run: Run) -> None:

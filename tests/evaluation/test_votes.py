@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.evaluation.methods.votes import Vote, knn, nearest_label, strict_vote, vote
+from bottega.evaluation.methods.votes import VOTES, knn, nearest_label, strict_vote, vote
 from bottega.evaluation.metrics.vl_icl import Containment
 from bottega.evaluation.metrics.vqa import vqa_accuracy
 from bottega.types import Candidate, Example, Query
@@ -14,13 +14,6 @@ from tests.builders import candidates
 
 SCORES = st.floats(-1, 1)
 RETRIEVED = st.lists(st.tuples(st.sampled_from("abc"), SCORES), min_size=1, max_size=12)
-
-VOTES: dict[str, Vote] = {
-    "vote": vote,
-    "vote-strict": strict_vote,
-    "nearest": nearest_label,
-    "knn": knn,
-}
 
 
 def retrieved(*scored: tuple[str, float]) -> list[Candidate]:

@@ -56,6 +56,14 @@ def knn(candidates: Sequence[Candidate], *, multi_label: bool = False) -> Answer
     return _elected(ordered, weights, multi_label)
 
 
+VOTES: dict[str, Vote] = {
+    "vote": vote,
+    "vote-strict": strict_vote,
+    "nearest": nearest_label,
+    "knn": knn,
+}
+
+
 def _by_similarity(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Sort by similarity, highest first; equal scores keep the order of the retriever."""
     return sorted(candidates, key=lambda one: -one.score)
