@@ -16,8 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
+from bottega._util.drawings import is_photograph
 from bottega._util.native import WITH_TORCH, check_address_space
-from bottega._util.photographs import is_photograph
 from bottega.bundled import MODELS
 from bottega.bundled.efficientnet import LITE2, check_weights, weights_installed
 from bottega.bundled.photo_model import NETWORKS, PHOTOS, PHOTOS_LITE2, PHOTOS_MASTER

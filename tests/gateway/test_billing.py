@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.accounting.limiter import UNSEEN_PROMPT, LocalLimiter, TokenEstimates
-from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.ports import RequestRecord, ServedTier, TierCapabilities, UpstreamCall
 from bottega.gateway.request.calls import Bill, allowed_output
 from bottega.generation import ScriptedGenerator

@@ -14,7 +14,7 @@ import aiohttp
 import orjson
 import pytest
 
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.asgi import App
 from bottega.gateway.request.exchange import ChatEndpoint
 from bottega.gateway.request.reading import Limits, context_of

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from PIL import Image as Pillow
 
-from bottega._util.photographs import is_photograph
+from bottega._util.drawings import is_photograph
 from bottega.bundled.efficientnet import weights_installed
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_schema import FILE

@@ -16,8 +16,8 @@ from aiohttp import web
 
 from bottega.errors import SettingError
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.accounting.reports import EntryFilter, list_requests
-from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.config.gateway_settings import Config
 from bottega.gateway.config.overrides import Overrides

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger_schema import Account, Entry
 from bottega.gateway.accounting.limiter import (
     AccountBudgetError,
     Limiter,
@@ -21,7 +22,6 @@ from bottega.gateway.accounting.limiter import (
     LocalLimiter,
     Reservation,
 )
-from bottega.gateway.accounting.row_types import Account, Entry
 from bottega.gateway.state.limits import SharedLimiter
 from bottega.gateway.state.response_cache import ReplyCache
 from bottega.gateway.state.shared import SharedState

@@ -16,7 +16,7 @@ from typing import cast
 import pytest
 
 from bottega._util.postgres import PostgresPool
-from bottega._util.valkey_pipe import ValkeyPipe
+from bottega._util.valkey import ValkeyPipe
 from bottega.errors import StoreError
 from bottega.gateway.accounting.ledger_schema import GATEWAY_TABLES
 from bottega.gateway.state import repeats as module

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bottega.gateway.accounting.row_types import Entry
+from bottega.gateway.accounting.ledger_schema import Entry
 from bottega.gateway.telemetry.metrics import AGREEMENT, Metrics
 from bottega.gateway.telemetry.worker_metrics import GAUGE_MODES, WorkerMetrics, remove_gauges
 

@@ -14,7 +14,7 @@ from PIL import Image as Pillow
 from PIL import ImageDraw
 
 from bottega import InterleavedPrompter, Query
-from bottega._util.photographs import is_photograph
+from bottega._util.drawings import is_photograph
 from bottega.bundled import CLASS_FEATURES, bundled_folder, photo_model
 from bottega.cli import _hush
 from bottega.errors import ModelLoadError

@@ -48,10 +48,10 @@ TARGETS = (
     ),
     Target(
         "_util/batch_writer",
-        "_util/test_batch_writer evaluation/test_committer recording/test_cache_recorder"
-        " gateway/test_ledger_writer gateway/test_logs",
+        "_util/test_batch_writer _util/test_outage evaluation/test_committer"
+        " recording/test_cache_recorder gateway/test_ledger_writer gateway/test_logs"
+        " gateway/test_ledger gateway/test_accounts",
     ),
-    Target("_util/outage", "_util/test_outage gateway/test_ledger gateway/test_accounts"),
     Target(
         "_util/sqlite _util/sql_tables _util/store_kind",
         "gateway/test_ledger gateway/test_accounts knowledge/test_rows _util/test_store_kind"

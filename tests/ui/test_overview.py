@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.row_types import Entry
+from bottega.gateway.accounting.ledger_schema import Entry
 from bottega.ui.charts import HEIGHT, WIDTH, nice_limit, stacked_bars
 from bottega.ui.overview import PERIODS, statistics
 from bottega.ui.pages import format_percent, format_usd

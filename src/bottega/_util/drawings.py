@@ -1,4 +1,4 @@
-"""Centred drawings: handwritten characters and other ink on plain paper, for a small encoder."""
+"""Kinds of images: photographs, and drawings, which are centred for a small encoder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 from PIL import ImageOps
+
+from bottega.errors import ImageError
+from bottega.image import Image
+
+LOSSY_TYPES = {"image/jpeg", "image/webp", "image/avif", "image/heic"}
+# Images of the synthetic tasks and the digits are smaller and never in a lossy format.
+LARGE_SIDE = 128
+PHOTOGRAPH_SIDE = 64  # in pixels, during analysis
+MIN_SPREAD, MIN_COLOURS = 4.0, 150  # mean range across channels; distinct colours out of 32,768
 
 UNCHANGED_SIDE = 64  # images up to this size are not centred: the position may matter
 # Least side of reduced images: at `UNCHANGED_SIDE`, a large one would keep its frame.
@@ -80,3 +89,24 @@ def _square(image: Pillow.Image, ink: NDArray[np.bool_], factor: int, paper: int
     corner = ((side - right + left) // 2, (side - bottom + top) // 2)
     square.paste(image.convert("RGB").crop((left, top, right, bottom)), corner)
     return ImageOps.invert(square) if paper >= MIN_LIGHT_PAPER else square
+
+
+def is_photograph(image: Image) -> bool:
+    """Return whether the image has many colours, and a lossy format or more than `LARGE_SIDE`
+    pixels a side. Grey photographs, and small ones in lossless formats, are not recognised."""
+    if not may_be_photograph(image):
+        return False
+    try:
+        small = image.decode(2 * PHOTOGRAPH_SIDE).convert("RGB")
+    except ImageError:
+        return False  # the model will report it
+    small.thumbnail((PHOTOGRAPH_SIDE, PHOTOGRAPH_SIDE))
+    pixels = np.asarray(small, dtype=np.int16)
+    spread = float(np.ptp(pixels, axis=2).mean())
+    colours = len(np.unique((pixels // 8).reshape(-1, 3), axis=0))
+    return spread >= MIN_SPREAD and colours >= MIN_COLOURS
+
+
+def may_be_photograph(image: Image) -> bool:
+    """Return False for images that `is_photograph` rejects without decoding them."""
+    return image.media_type in LOSSY_TYPES or min(image.width, image.height) > LARGE_SIDE

@@ -14,7 +14,7 @@ from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bottega._util import postgres
-from bottega._util.interrupts import DeferredInterrupt, deferred_interrupts
+from bottega._util.event_loops import DeferredInterrupt, deferred_interrupts
 from bottega._util.postgres import Backoff, PostgresKind, PostgresPool, Setup
 from bottega._util.postgres_errors import translated
 from bottega.errors import StoreError

@@ -211,7 +211,7 @@ def _with_tuned_settings(config: Config, offline: bool = False) -> Config:
     if offline and config.cache.database_setting is not None:
         return config
     with needs_extra("serve"):
-        from bottega.gateway.running.tuned import with_tuned_settings
+        from bottega.gateway.running.cache_views import with_tuned_settings
     return with_tuned_settings(config)
 
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Mutabl
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from bottega.gateway.accounting.ledger_schema import Account, Entry, State
 from bottega.gateway.accounting.limiter import ALL, Reservation
-from bottega.gateway.accounting.row_types import Account, Entry, State
 from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import DONE_EVENT, to_chunks, to_event

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bottega._util.drawings import drawing_views
-from bottega._util.photographs import is_photograph, may_be_photograph
+from bottega._util.drawings import drawing_views, is_photograph, may_be_photograph
 from bottega.bundled import bundled_folder
 from bottega.bundled.efficientnet import fuse, weights_installed
 from bottega.bundled.photo_model import NETWORKS

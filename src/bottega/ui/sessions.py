@@ -12,7 +12,7 @@ from itsdangerous import BadSignature, URLSafeTimedSerializer
 from starlette.requests import Request
 
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.config.overrides import may_use
 from bottega.gateway.ports import ANONYMOUS
 from bottega.openai_api.errors import ApiError

@@ -15,12 +15,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from bottega._util.outage import OutageLog
+from bottega._util.batch_writer import OutageLog
 from bottega._util.sql_tables import SqlRow, SqlTables, placeholders
 from bottega.errors import BottegaError, NotFoundError, SettingError
 from bottega.gateway.accounting.ledger_database import open_tables
-from bottega.gateway.accounting.ledger_schema import ACCOUNTS, GATEWAY_DB
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import ACCOUNTS, GATEWAY_DB, Account
 from bottega.knowledge.records import is_text
 
 log = logging.getLogger(__name__)

@@ -22,6 +22,7 @@ from bottega._util.sql_tables import (
     TableSchema,
     placeholders,
     postgres_statement,
+    storable_text,
 )
 from bottega.errors import StoreError
 from bottega.gateway.accounting.ledger_schema import (
@@ -31,8 +32,9 @@ from bottega.gateway.accounting.ledger_schema import (
     GATEWAY_DB,
     GATEWAY_TABLES,
     SHADOWS,
+    Entry,
+    ShadowSample,
 )
-from bottega.gateway.accounting.row_types import Entry, ShadowSample, storable_text
 from bottega.image import path_text
 
 AccountMonth = tuple[str, str]

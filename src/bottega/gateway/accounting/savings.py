@@ -11,9 +11,9 @@ import numpy as np
 import orjson
 
 from bottega._util.sql_tables import SqlRow, optional
+from bottega.gateway.accounting.experiment_report import Floats
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_schema import CURRENT_RULES, DAY, since_values, sums_since
-from bottega.gateway.accounting.sequential import Floats
 from bottega.routing.benefit_gate import AgreementPair, ShadowQuality, shadow_quality
 
 MASTER = "master"

@@ -20,7 +20,7 @@ from bottega._util.caching import CLIENT
 from bottega.errors import BottegaError, NotFoundError
 from bottega.gateway.accounting.accounts import TOKEN, Accounts
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.accounting.savings import savings
 from bottega.gateway.errors import status_of
 from bottega.gateway.request.cached_examples import (

@@ -19,9 +19,8 @@ from bottega._util.caching import FairSemaphore
 from bottega._util.identity import identity, question_digest
 from bottega.errors import BottegaError, NotFoundError
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.ratings import add_feedback
-from bottega.gateway.accounting.reports import find_request
-from bottega.gateway.accounting.row_types import Account, Entry, Feedback
+from bottega.gateway.accounting.ledger_schema import Account, Entry, Feedback
+from bottega.gateway.accounting.reports import add_feedback, find_request
 from bottega.gateway.apis.translation import (
     encode_body,
     optional_field,

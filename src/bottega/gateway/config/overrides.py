@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.errors import unknown_model
 from bottega.gateway.ports import ANONYMOUS
 from bottega.openai_api.errors import ApiError

@@ -15,8 +15,8 @@ import orjson
 
 from bottega._util.caching import CLIENT, LeaderFlight
 from bottega.errors import BottegaError, EmbeddingError, SettingError, StoreError
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.accounting.limiter import ALL, Access, KeyDefaults, Limiter
-from bottega.gateway.accounting.row_types import Account
 from bottega.gateway.config.hosts import check_origin
 from bottega.gateway.config.overrides import PREFIX, Overrides, namespace_of, read_overrides
 from bottega.gateway.errors import note_failure, unknown_key

@@ -1,4 +1,4 @@
-"""Checks of a cache against the settings [cache], and vectors for another retrieval method."""
+"""What a cache file holds: checks against [cache], views of other methods, tuned settings."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import logging
 import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from bottega._util.event_loops import BACKGROUND_LOOP
 from bottega._util.locations import StoreLocation
-from bottega.errors import (
-    SettingError,
-    StoreBusyError,
-    StoreReadOnlyError,
-    store_errors,
-)
+from bottega.errors import SettingError, StoreBusyError, StoreReadOnlyError, store_errors
 from bottega.gateway.config.gateway_settings import Config
 from bottega.gateway.running.retrievals import VARIANT_VIEW, Retrievals
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.embedders.names import NOTE, packaged_name
 from bottega.knowledge.records import DEFAULT, StoredView
+from bottega.knowledge.tuned_settings import TunedSettings, tuned_settings
 from bottega.naming import EMBEDDERS
 from bottega.recipes.cache_retrieval import BY_RESPONSE, CacheRetrieval
 from bottega.retrieval import tag_keywords
@@ -139,3 +136,30 @@ def _tag_all(file: StoreLocation, retrieval: CacheRetrieval) -> None:
             for before, after in zip(examples, tagged, strict=True):
                 if before.id is not None and after.tags != before.tags:
                     base.tag(before.id, {TAG: after.tags[TAG]})
+
+
+def with_tuned_settings(config: Config) -> Config:
+    """Return the configuration with the stored shots and order where it sets none.
+
+    They are read from the namespace without a name. Tiers whose answers are stored keep their
+    default of no demonstrations. Raises `StoreError` for a file that is not a cache.
+    """
+    stored = _stored(cache_location(config))
+    if stored is None:
+        return config
+    tiers = tuple(
+        replace(tier, shots=stored.shots)
+        if tier.shots is None and tier.name not in config.stored_tiers
+        else tier
+        for tier in config.tiers
+    )
+    cache = replace(config.cache, order=config.cache.order or stored.order)
+    return replace(config, tiers=tiers, cache=cache)
+
+
+def _stored(file: StoreLocation) -> TunedSettings | None:
+    if not file.may_hold_examples():
+        return None
+    with suppress(StoreBusyError), KnowledgeBase.open(file.target, None) as knowledge:
+        return tuned_settings(knowledge)
+    return None

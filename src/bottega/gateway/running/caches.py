@@ -15,10 +15,9 @@ import orjson
 from bottega._util.locations import StoreLocation
 from bottega.errors import BottegaError, EmbedderMismatchError, NotFoundError, StoreError
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.row_types import ShadowSample
+from bottega.gateway.accounting.ledger_schema import JUDGE_VERSION, ShadowSample
 from bottega.gateway.config.gateway_settings import Config, RouteSettings
 from bottega.gateway.config.variant_settings import BY_QUESTION, Retrieve
-from bottega.gateway.judging import JUDGE_VERSION
 from bottega.gateway.ports import RequestRecord, Tenant
 from bottega.gateway.request.decode_budget import (
     BudgetedExampleWriter,

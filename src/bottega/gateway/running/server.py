@@ -17,7 +17,7 @@ from bottega._util.tracing import Tracer
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.row_types import Entry
+from bottega.gateway.accounting.ledger_schema import Entry
 from bottega.gateway.apis.batches.execution import BatchRunner
 from bottega.gateway.apis.batches.routes import batch_routes
 from bottega.gateway.apis.batches.store import BatchStore

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from bottega._util.postgres import PostgresPool
-from bottega._util.valkey_pipe import ValkeyPipe
+from bottega._util.valkey import ValkeyPipe
 from bottega.gateway.state.limits import (
     GRACE_SECONDS,
     LEASE_SECONDS,

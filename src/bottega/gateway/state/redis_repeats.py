@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bottega._util.valkey_pipe import Argument, ValkeyPipe
+from bottega._util.valkey import Argument, ValkeyPipe
 from bottega.gateway.state.repeats import FLIGHT_SECONDS, MAX_CHANGES, BeginResult, Changes
 from bottega.gateway.state.response_cache import CachedReply
 

@@ -7,11 +7,10 @@ import logging
 from contextlib import suppress
 from typing import Any
 
+from bottega._util.batch_writer import OutageLog
 from bottega._util.event_loops import BACKGROUND_LOOP, gather_or_cancel
-from bottega._util.outage import OutageLog
 from bottega._util.postgres import PostgresPool
-from bottega._util.valkey import display_valkey_url, valkey_client, valkey_errors
-from bottega._util.valkey_pipe import ValkeyPipe
+from bottega._util.valkey import ValkeyPipe, display_valkey_url, valkey_client, valkey_errors
 from bottega.errors import StoreError
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_schema import GATEWAY_TABLES

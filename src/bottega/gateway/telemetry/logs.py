@@ -36,7 +36,7 @@ from bottega.errors import (
     StoreError,
     UnreachableError,
 )
-from bottega.gateway.accounting.row_types import Entry
+from bottega.gateway.accounting.ledger_schema import Entry
 from bottega.gateway.errors import MisconfiguredError
 from bottega.openai_api.client import PausedError
 from bottega.openai_api.endpoint import redactor

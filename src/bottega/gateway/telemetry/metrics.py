@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from bottega.gateway.accounting.row_types import Entry, Feedback
+from bottega.gateway.accounting.ledger_schema import Entry, Feedback
 from bottega.routing.benefit_gate import agreement_range
 
 LabelValues = tuple[str, ...]

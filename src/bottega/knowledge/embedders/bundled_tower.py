@@ -13,8 +13,7 @@ import numpy as np
 from PIL import Image as Pillow
 
 from bottega._util.caching import LRUCache
-from bottega._util.drawings import LEAST_SIDE, drawing_views
-from bottega._util.photographs import is_photograph
+from bottega._util.drawings import LEAST_SIDE, drawing_views, is_photograph
 from bottega.bundled import (
     CLASS_FEATURES,
     PHOTO_FEATURES,

@@ -16,7 +16,7 @@ from bottega._util.caching import CLIENT, FairSemaphore
 from bottega._util.durable_files import lock_file
 from bottega._util.event_loops import for_each
 from bottega.errors import BottegaError
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.apis.batches.batch_records import Batch, BatchStatus, LineError
 from bottega.gateway.apis.batches.lines import (
     BatchLine,
