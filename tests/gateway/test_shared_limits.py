@@ -246,7 +246,7 @@ async def test_reservation_ends_with_its_process(
 
 def _shorten(monkeypatch: pytest.MonkeyPatch, lease: float = 10.0) -> None:
     """Renew reservations more often, with shorter leases and graces."""
-    for name in ("limits", "postgres_limits", "redis_limits"):
+    for name in ("limits", "postgres_state", "redis_state"):
         monkeypatch.setattr(f"bottega.gateway.state.{name}.LEASE_SECONDS", lease)
         monkeypatch.setattr(f"bottega.gateway.state.{name}.GRACE_SECONDS", 0.5)
     monkeypatch.setattr("bottega.gateway.state.shared.RENEW_SECONDS", 0.1)

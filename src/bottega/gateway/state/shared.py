@@ -17,10 +17,8 @@ from bottega.gateway.accounting.ledger_schema import GATEWAY_TABLES
 from bottega.gateway.ports import RequestRecord
 from bottega.gateway.state.gates import SharedGates
 from bottega.gateway.state.limits import RENEW_SECONDS, LimitStore, SharedLimiter
-from bottega.gateway.state.postgres_limits import PostgresLimits
-from bottega.gateway.state.postgres_repeats import PostgresRepeats
-from bottega.gateway.state.redis_limits import RedisLimits, spending_reader
-from bottega.gateway.state.redis_repeats import RedisRepeats
+from bottega.gateway.state.postgres_state import PostgresLimits, PostgresRepeats
+from bottega.gateway.state.redis_state import RedisLimits, RedisRepeats, spending_reader
 from bottega.gateway.state.repeats import RepeatStore, SharedRepeats
 from bottega.gateway.state.response_cache import ReplyCache
 
