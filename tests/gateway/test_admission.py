@@ -5,8 +5,8 @@ import json
 import socket
 from typing import Any
 
+from bottega.gateway.asgi import Admission
 from bottega.gateway.running.process import DrainingServer, uvicorn_config
-from bottega.gateway.running.server import Admission
 
 
 async def test_admission_counts_rejects_and_finishes() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bottega.gateway.accounting.ledger_schema import Account
-from bottega.gateway.accounting.limiter import UNSEEN_PROMPT, LocalLimiter, TokenEstimates
+from bottega.gateway.accounting.limiter import LocalLimiter
 from bottega.gateway.ports import RequestRecord, ServedTier, TierCapabilities, UpstreamCall
-from bottega.gateway.request.calls import Bill, allowed_output
+from bottega.gateway.request.bill import UNSEEN_PROMPT, Bill, TokenEstimates, allowed_output
 from bottega.generation import ScriptedGenerator
 from bottega.openai_api.request import parse_request
 from bottega.protocols import Tier

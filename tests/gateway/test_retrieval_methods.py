@@ -14,7 +14,7 @@ from aiohttp import web
 
 from bottega.errors import GenerationError
 from bottega.gateway.ports import ServedTier, UpstreamCall
-from bottega.gateway.request.drafts import RequestDraftGenerator, send_drafts
+from bottega.gateway.request.completion import RequestDraftGenerator, send_drafts
 from bottega.gateway.running.build import build
 from bottega.generation import ScriptedGenerator
 from bottega.openai_api.fields import data_url_cache

@@ -28,7 +28,7 @@ TARGETS = (
         " gateway/test_sequential gateway/test_feedback cli/test_savings",
     ),
     Target(
-        "gateway/request/finalization gateway/request/calls",
+        "gateway/request/finalization gateway/request/shadow_calls gateway/request/bill",
         "gateway/test_completion gateway/test_budgets gateway/test_disconnects gateway/test_serving"
         " gateway/test_pinned_answers gateway/test_isolation gateway/test_billing"
         " gateway/test_stored_repeats gateway/test_shadow gateway/test_user_pipeline",
@@ -123,8 +123,8 @@ TARGETS = (
         "gateway/test_admin gateway/test_feedback gateway/test_request_traces",
     ),
     Target("gateway/request/experiments", "gateway/test_experiments gateway/test_variants"),
-    Target("gateway/request/decode_budget", "gateway/test_decoding gateway/test_limits"),
-    Target("gateway/judging", "gateway/test_judging gateway/test_reported_agreement"),
+    Target("gateway/request/reading", "gateway/test_decoding gateway/test_limits"),
+    Target("gateway/request/shadow_calls", "gateway/test_judging gateway/test_reported_agreement"),
     Target(
         "gateway/telemetry/*",
         "gateway/test_metrics gateway/test_worker_metrics gateway/test_logs"

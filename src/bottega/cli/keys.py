@@ -13,9 +13,9 @@ from typer import Argument, Option
 from bottega.cli.help import HelpCommand, command_group
 from bottega.cli.options import CONFIG, DataFolder, Json, SharedDatabase, gateway_store
 from bottega.cli.output import note, plural, print_json, print_result, print_table
+from bottega.gateway.accounting.access import ALL
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger_schema import Account
-from bottega.gateway.accounting.limiter import ALL
 from bottega.gateway.config.config_file import load_config
 from bottega.naming import suggestion
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from bottega.gateway.accounting.access import ANONYMOUS
 from bottega.gateway.accounting.ledger_schema import Account, Entry, State
-from bottega.gateway.accounting.limiter import ALL, Reservation
+from bottega.gateway.accounting.limiter import Reservation
 from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import DONE_EVENT, to_chunks, to_event
@@ -193,8 +193,6 @@ class Tenants(Protocol):
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-# All requests without a key share it, so it has no limits of its own.
-ANONYMOUS = Account("", "anonymous", max_concurrent=sys.maxsize, tiers=(ALL,))
 NO_USAGE = Usage()
 MAX_NAME = 200
 

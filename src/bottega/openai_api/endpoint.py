@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
-from urllib.request import getproxies, proxy_bypass
 
 from yarl import URL
 
@@ -55,20 +53,6 @@ def redactor(secrets: Iterable[str]) -> Redact:
     longest_first = sorted(long, key=len, reverse=True)
     pattern = re.compile("|".join([*map(re.escape, longest_first), SECRET_PATTERN]), re.IGNORECASE)
     return lambda text: pattern.sub("[redacted]", text)
-
-
-def parse_address(host: str) -> IPv4Address | IPv6Address | None:
-    """Return the IP address, or None for a name."""
-    try:
-        return ip_address(host)
-    except ValueError:
-        return None
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host without port is `localhost` or a loopback address."""
-    address = parse_address(host)
-    return host == "localhost" if address is None else address.is_loopback
 
 
 def check_header(name: str) -> None:
@@ -134,13 +118,6 @@ class Endpoint:
 
     def url(self, path: str) -> URL:
         return self.base.joinpath(path.lstrip("/")).with_query(self.base.query)
-
-    @property
-    def proxy(self) -> str | None:
-        host = self.base.host or ""
-        if is_loopback(host) or proxy_bypass(host):
-            return None
-        return getproxies().get(self.base.scheme)
 
     def display(self, message: str) -> str:
         """Return a server's message in one line, without secrets."""

@@ -115,6 +115,11 @@ class ChatRequest:
         return str(self.body.get("model"))
 
     @property
+    def image_detail(self) -> str | None:
+        """The detail of the last image, which demonstrations get, too."""
+        return self.images[-1].detail if self.images else None
+
+    @property
     def raw_messages(self) -> list[Body]:
         return cast(list[Body], self.body["messages"])
 

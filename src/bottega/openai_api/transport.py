@@ -7,10 +7,13 @@ import io
 import math
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TYPE_CHECKING
+from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
 import orjson
+from yarl import URL
 
 from bottega._util.caching import FairSemaphore
 from bottega._util.tracing import forwarded_headers
@@ -96,7 +99,7 @@ class Connections:
                 headers=self.endpoint.headers,
                 max_field_size=MAX_HEADER,
                 max_line_size=MAX_HEADER,
-                proxy=self.endpoint.proxy,
+                proxy=_proxy(self.endpoint.base),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
             slots = FairSemaphore.of_slots(self.concurrency)
@@ -108,6 +111,13 @@ class Connections:
         connection = self._by_loop.pop(asyncio.get_running_loop(), None)
         if connection is not None:
             await connection.lifetime.aclose()
+
+
+def _proxy(url: URL) -> str | None:
+    host = url.host or ""
+    if is_loopback(host) or proxy_bypass(host):
+        return None
+    return getproxies().get(url.scheme)
 
 
 async def _lifetime(session: aiohttp.ClientSession) -> AsyncGenerator[None]:
@@ -266,3 +276,17 @@ def _chunks_of(whole: bytes, where: str, to_error: ToError) -> tuple[bytes, ...]
         raise to_error(*failure, NO_HEADERS)
     parse_completions(reply, where)
     return to_chunks(orjson.dumps({"usage": no_usage(), **reply}), include_usage=True)
+
+
+def parse_address(host: str) -> IPv4Address | IPv6Address | None:
+    """Return the IP address, or None for a name."""
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host without port is `localhost` or a loopback address."""
+    address = parse_address(host)
+    return host == "localhost" if address is None else address.is_loopback

@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute, Route
 
 from bottega._util.caching import CLIENT
 from bottega.errors import BottegaError, NotFoundError
+from bottega.gateway.accounting.access import bearer_token
 from bottega.gateway.accounting.accounts import TOKEN, Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_schema import Account
@@ -30,7 +31,7 @@ from bottega.gateway.request.cached_examples import (
     fields_of,
     import_jsonl,
 )
-from bottega.gateway.request.reading import bearer_token, limited, too_large
+from bottega.gateway.request.reading import limited, too_large
 from bottega.knowledge import And, Contains, Eq, Filter, KnowledgeBase
 from bottega.openai_api.errors import ApiError
 

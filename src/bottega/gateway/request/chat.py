@@ -15,13 +15,20 @@ import orjson
 
 from bottega._util.caching import CLIENT, LeaderFlight
 from bottega.errors import BottegaError, EmbeddingError, SettingError, StoreError
+from bottega.gateway.accounting.access import (
+    ALL,
+    ANONYMOUS,
+    Access,
+    KeyDefaults,
+    bearer_token,
+    check_origin,
+    namespace_of,
+)
 from bottega.gateway.accounting.ledger_schema import Account
-from bottega.gateway.accounting.limiter import ALL, Access, KeyDefaults, Limiter
-from bottega.gateway.config.hosts import check_origin
-from bottega.gateway.config.overrides import PREFIX, Overrides, namespace_of, read_overrides
+from bottega.gateway.accounting.limiter import Limiter
+from bottega.gateway.config.overrides import PREFIX, Overrides, read_overrides
 from bottega.gateway.errors import note_failure, unknown_key
 from bottega.gateway.ports import (
-    ANONYMOUS,
     HttpReply,
     ReadBody,
     RequestRecord,
@@ -31,24 +38,29 @@ from bottega.gateway.ports import (
     headers_of,
 )
 from bottega.gateway.request.completion import Completer
-from bottega.gateway.request.decode_budget import DecodeBudget
 from bottega.gateway.request.experiments import Experiment
-from bottega.gateway.request.finalization import Finalizer, ShadowRunner
+from bottega.gateway.request.finalization import Finalizer
 from bottega.gateway.request.image_fetcher import check_passed_urls
-from bottega.gateway.request.jobs import ChatJob, ChatResult, ChatStream, TenantQuery
-from bottega.gateway.request.reading import (
+from bottega.gateway.request.jobs import (
     BACKGROUND,
+    ChatJob,
+    ChatResult,
+    ChatStream,
+    TenantQuery,
+    bypass_reason,
+    to_query,
+)
+from bottega.gateway.request.reading import (
+    DecodeBudget,
     Fetch,
     Limits,
-    bearer_token,
-    bypass_reason,
     embed_fetched,
     is_web,
     read_images,
-    to_query,
 )
 from bottega.gateway.request.reasoning import ReceivedChunks
 from bottega.gateway.request.response_store import ResponseStore
+from bottega.gateway.request.shadow_calls import ShadowRunner
 from bottega.gateway.state.repeats import SharedRepeats
 from bottega.gateway.state.response_cache import (
     BodyCache,
@@ -214,7 +226,7 @@ class Gateway:
         request = self.limits.read(raw)
         request.body = allowed_fields(request.body, self.more_fields)
         overrides = self._overrides(request.model, tuple(given.items()))
-        namespace = namespace_of(record.account, overrides)
+        namespace = namespace_of(record.account, overrides.namespace)
         await self._check_access(record.account, overrides, namespace)
         # Set after the checks: metrics and ledger must not count rejected names.
         record.namespace, record.wants_stream = namespace, request.stream

@@ -17,9 +17,9 @@ from yarl import URL
 from bottega._util.caching import FairSemaphore
 from bottega.errors import ImageError
 from bottega.image import Image
-from bottega.openai_api.endpoint import parse_address
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.request import ImagePart
+from bottega.openai_api.transport import parse_address
 
 MAX_REDIRECTS = 3
 # The registries of special addresses. `is_global` alone has been wrong in several Python versions.

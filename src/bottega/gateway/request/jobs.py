@@ -1,19 +1,48 @@
-"""Chat requests while they are completed: jobs, results and streams."""
+"""Chat requests while they are completed: jobs with their queries, results and streams."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+import hashlib
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
+from bottega._util.identity import ID_LENGTH, json_digest
 from bottega.gateway.config.overrides import Overrides
 from bottega.gateway.ports import RequestRecord, Tenant, UpstreamCall
-from bottega.gateway.request.calls import Bill
+from bottega.gateway.request.bill import Bill
+from bottega.gateway.state.response_cache import TRANSPORT_FIELDS
 from bottega.image import Image
-from bottega.openai_api.request import Body, ChatRequest
+from bottega.openai_api.request import Body, ChatMessage, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import to_chunks
 from bottega.pipeline import Pipeline
 from bottega.types import Query
+
+# Titles, tags and follow-ups that chat front ends request on their own.
+BACKGROUND = r"\A\s*#{1,3} Task:\s"
+# Fields that change a reply no more than chance does.
+TUNING = {
+    *TRANSPORT_FIELDS,
+    "frequency_penalty",
+    "logprobs",
+    "max_completion_tokens",
+    "max_tokens",
+    "model",
+    "n",
+    "parallel_tool_calls",
+    "presence_penalty",
+    "reasoning_effort",
+    "response_format",
+    "seed",
+    "service_tier",
+    "store",
+    "temperature",
+    "top_logprobs",
+    "top_p",
+}
+MAX_MILD_TEMPERATURE = 1.0  # above it, replies may differ in meaning
 
 
 @dataclass(slots=True)
@@ -94,3 +123,48 @@ async def replayed_chunks(payload: bytes) -> AsyncGenerator[bytes]:
     """Yield the chunks of a complete reply, with its usage."""
     for chunk in to_chunks(payload, include_usage=True):
         yield chunk
+
+
+def to_query(request: ChatRequest, images: Sequence[Image], choices: tuple[str, ...] = ()) -> Query:
+    """Return the query of the last user turn, with all images of the conversation."""
+    return Query(request.question, tuple(images), choices, context=context_of(request))
+
+
+def context_of(request: ChatRequest) -> str:
+    """Return a digest of everything besides the conversation that the answer depends on; empty if
+    there is nothing. Unknown fields count: on some servers they can determine the answer."""
+    body = request.body
+    instructions, output_format = request.instructions, body.get("response_format")
+    control = {
+        name: value
+        for name in body.keys() - TUNING
+        if (value := body[name]) not in (None, [], {}, "", 0)
+    }
+    if cast(float, body.get("temperature") or 0) > MAX_MILD_TEMPERATURE:
+        control["temperature"] = "hot"
+    if not instructions and output_format is None and not control:
+        return ""
+    parts: list[object] = [[_instruction(message) for message in instructions], output_format]
+    parts += [control] if control else []
+    return json_digest(parts, sort_keys=True)[:ID_LENGTH]
+
+
+def _instruction(message: ChatMessage) -> object:
+    images = [hashlib.sha256(image.url.encode()).hexdigest() for image in message.images]
+    return [message.text, *images] if images else message.text
+
+
+def bypass_reason(request: ChatRequest, background: re.Pattern[str]) -> str | None:
+    """Return why a request cannot get demonstrations, None if it can."""
+    if request.has_tools:
+        return "tools"
+    if request.has_audio:
+        return "audio"
+    last = request.last_user_turn
+    if last is None:
+        return "no question"
+    if request.has_other_parts:
+        return "parts"
+    if background.search(request.question):
+        return "background"
+    return None if request.question.strip() or last.images else "empty question"

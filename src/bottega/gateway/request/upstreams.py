@@ -15,7 +15,7 @@ from bottega._util.caching import FairSemaphore
 from bottega.errors import EndpointError, GarbledError, PromptRejectedError, RejectedError
 from bottega.gateway.errors import MisconfiguredError, tier_fix
 from bottega.gateway.ports import PrefixUpstream, Upstream
-from bottega.gateway.request.decode_budget import DecodeBudget
+from bottega.gateway.request.reading import DecodeBudget
 from bottega.gateway.telemetry.metrics import Histogram
 from bottega.image import Image
 from bottega.openai_api.client import Breaker, ChatClient, RetryPolicy

@@ -12,7 +12,7 @@ from bottega.errors import LoadError, SettingError, StoreError
 from bottega.gateway.config.gateway_settings import Config
 from bottega.gateway.config.tier_settings import TierSettings
 from bottega.gateway.ports import ServedTier, Tenant, TierCapabilities, Upstream
-from bottega.gateway.request.decode_budget import DecodeBudget
+from bottega.gateway.request.reading import DecodeBudget
 from bottega.gateway.request.upstreams import HttpUpstream, LocalUpstream, TimedUpstream
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.generation import OpenAIGenerator

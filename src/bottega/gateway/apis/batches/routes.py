@@ -17,8 +17,8 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from bottega.errors import BottegaError
+from bottega.gateway.accounting.access import Access
 from bottega.gateway.accounting.ledger_schema import Account
-from bottega.gateway.accounting.limiter import Access
 from bottega.gateway.apis.batches.batch_records import COMPLETION_WINDOW, BatchStatus
 from bottega.gateway.apis.batches.execution import DAY, HOUR
 from bottega.gateway.apis.batches.store import BatchStore, storage_full
