@@ -16,8 +16,8 @@ import openai
 import uvicorn
 
 from bottega._util.caching import LeaderFlight
+from bottega.gateway.accounting.access import LocalLimiter
 from bottega.gateway.accounting.ledger_schema import Account
-from bottega.gateway.accounting.limiter import LocalLimiter
 from bottega.gateway.asgi import App
 from bottega.gateway.ports import RequestRecord, ServedTier, Tenant, TierCapabilities, Upstream
 from bottega.gateway.request.chat import Gateway, ResponseCache

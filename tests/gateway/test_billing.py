@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from bottega.gateway.accounting.access import LocalLimiter
 from bottega.gateway.accounting.ledger_schema import Account
-from bottega.gateway.accounting.limiter import LocalLimiter
 from bottega.gateway.ports import RequestRecord, ServedTier, TierCapabilities, UpstreamCall
 from bottega.gateway.request.bill import UNSEEN_PROMPT, Bill, TokenEstimates, allowed_output
 from bottega.generation import ScriptedGenerator

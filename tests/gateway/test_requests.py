@@ -8,8 +8,7 @@ import pytest
 
 from bottega.gateway.ports import TierCapabilities
 from bottega.gateway.request.bill import expected_non_ascii_bytes
-from bottega.gateway.request.jobs import BACKGROUND, bypass_reason, context_of
-from bottega.gateway.request.prompts import augmented, fitting
+from bottega.gateway.request.jobs import BACKGROUND, augmented, bypass_reason, context_of, fitting
 from bottega.openai_api.request import ChatRequest, parse_request
 from bottega.types import Candidate, Example, Query
 from tests.builders import candidates, solid_image

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.ledger_schema import Account, Entry
-from bottega.gateway.accounting.limiter import (
+from bottega.gateway.accounting.access import (
     AccountBudgetError,
     Limiter,
     LimitsUnavailableError,
     LocalLimiter,
     Reservation,
 )
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger_schema import Account, Entry
 from bottega.gateway.state.limits import SharedLimiter
 from bottega.gateway.state.response_cache import ReplyCache
 from bottega.gateway.state.shared import SharedState

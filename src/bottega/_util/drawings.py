@@ -1,4 +1,4 @@
-"""Kinds of images: photographs, and drawings, which are centred for a small encoder."""
+"""Recognition of photographs, and centred drawings: ink on plain paper, for a small encoder."""
 
 from __future__ import annotations
 
@@ -9,12 +9,6 @@ from PIL import ImageOps
 
 from bottega.errors import ImageError
 from bottega.image import Image
-
-LOSSY_TYPES = {"image/jpeg", "image/webp", "image/avif", "image/heic"}
-# Images of the synthetic tasks and the digits are smaller and never in a lossy format.
-LARGE_SIDE = 128
-PHOTOGRAPH_SIDE = 64  # in pixels, during analysis
-MIN_SPREAD, MIN_COLOURS = 4.0, 150  # mean range across channels; distinct colours out of 32,768
 
 UNCHANGED_SIDE = 64  # images up to this size are not centred: the position may matter
 # Least side of reduced images: at `UNCHANGED_SIDE`, a large one would keep its frame.
@@ -27,10 +21,14 @@ MIN_PLAIN_BORDER = 0.9  # share of the border that is plain paper
 MIN_CONTRAST = 96  # of the strongest ink to the paper; ink has over half of that contrast
 MIN_LIGHT_PAPER, MAX_DARK_PAPER = 200, 55  # paper is brighter or darker
 MIN_INK, MAX_INK = 0.0005, 0.35  # shares of the image
-
 ROTATIONS = (-12, -7, 0, 7, 12)  # in degrees, one for each view of a drawing
-
 Grey = NDArray[np.int16]
+
+LOSSY_TYPES = {"image/jpeg", "image/webp", "image/avif", "image/heic"}
+# Images of the synthetic tasks and the digits are smaller and never in a lossy format.
+LARGE_SIDE = 128
+PHOTOGRAPH_SIDE = 64
+MIN_SPREAD, MIN_COLOURS = 4.0, 150  # mean range across channels; distinct colours out of 32,768
 
 
 def drawing_views(image: Pillow.Image) -> list[Pillow.Image]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
-from bottega.gateway.accounting.access import ANONYMOUS
+from bottega.gateway.accounting.access import ANONYMOUS, Reservation
 from bottega.gateway.accounting.ledger_schema import Account, Entry, State
-from bottega.gateway.accounting.limiter import Reservation
 from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import DONE_EVENT, to_chunks, to_event
 from bottega.pipeline import Pipeline
-from bottega.protocols import Prompter, Tier, Vectors
+from bottega.protocols import Prompter, Tier, Vectors, turns_only
 from bottega.recipes.limited_search import FETCH, SearchLimits
 from bottega.routing import ShadowSampler
 from bottega.types import Candidate, Compression, Example, Prefix, Prompt, Query, SearchTree, Usage
@@ -92,6 +92,11 @@ class ServedTier:
     @property
     def name(self) -> str:
         return self.tier.name
+
+    @cached_property
+    def turns_only(self) -> bool:
+        """Whether the model supports only brief turns without reasoning."""
+        return turns_only(self.tier.generator)
 
     @property
     def max_candidates(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, TypeVar
 
-from bottega.gateway.accounting.limiter import Reservation
+from bottega.gateway.accounting.access import Reservation
 from bottega.gateway.ports import RequestRecord, UpstreamCall
 from bottega.gateway.request.reasoning import ReceivedChunks
 from bottega.openai_api.client import CallState, track_call

@@ -20,12 +20,12 @@ from bottega.gateway.accounting.access import (
     ANONYMOUS,
     Access,
     KeyDefaults,
+    Limiter,
     bearer_token,
     check_origin,
     namespace_of,
 )
 from bottega.gateway.accounting.ledger_schema import Account
-from bottega.gateway.accounting.limiter import Limiter
 from bottega.gateway.config.overrides import PREFIX, Overrides, read_overrides
 from bottega.gateway.errors import note_failure, unknown_key
 from bottega.gateway.ports import (

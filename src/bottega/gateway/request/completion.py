@@ -27,12 +27,20 @@ from bottega.errors import (
     RejectedError,
     SettingError,
 )
-from bottega.gateway.accounting.limiter import AccountBudgetError
+from bottega.gateway.accounting.access import AccountBudgetError
 from bottega.gateway.errors import MisconfiguredError, reason_of, unsupported_request
 from bottega.gateway.ports import SEARCHED, PrefixUpstream, ServedTier, TierPassages, UpstreamCall
 from bottega.gateway.request.bill import billed_call, shield_for
-from bottega.gateway.request.jobs import ChatJob, ChatResult, ChatStream, replayed_chunks
-from bottega.gateway.request.prompts import augmented, fitting, prompted, without_rationales
+from bottega.gateway.request.jobs import (
+    ChatJob,
+    ChatResult,
+    ChatStream,
+    augmented,
+    fitting,
+    prompted,
+    replayed_chunks,
+    without_rationales,
+)
 from bottega.gateway.request.reading import DecodeBudget
 from bottega.gateway.request.reasoning import (
     ReceivedChunks,
@@ -56,7 +64,6 @@ from bottega.openai_api.fields import DataUrl, messages_json
 from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.pipeline import run
-from bottega.protocols import turns_only
 from bottega.recipes.limited_search import SearchError
 from bottega.types import Candidate, Prompt, Query, Reply, Sampling
 
@@ -387,7 +394,7 @@ class _JobSteps(Generic[T]):
         job, kept = self._job, list(shown)
         prompt: Prompt | None = None
         reasons = served.reasons and job.query is not None and may_reason(job.request)
-        if turns_only(served.tier.generator):
+        if served.turns_only:
             kept = without_rationales(kept)
         with span("prompt", {"bottega.demonstrations": len(kept)}):
             if served.prompt is None:
@@ -559,7 +566,7 @@ class RequestDraftGenerator:
         self._served = served
         self._data_url = data_url
         self.name = served.name
-        self.turns_only = turns_only(served.tier.generator)
+        self.turns_only = served.turns_only
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
         sender = _sender.get(None)

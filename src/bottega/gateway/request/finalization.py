@@ -13,8 +13,7 @@ from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_schema import Entry
 from bottega.gateway.ports import SEARCHED, RequestRecord
 from bottega.gateway.request.bill import Bill, TokenEstimates
-from bottega.gateway.request.jobs import ChatJob, ChatResult, TenantQuery
-from bottega.gateway.request.prompts import request_prompt
+from bottega.gateway.request.jobs import ChatJob, ChatResult, TenantQuery, request_prompt
 from bottega.gateway.state.shared import SharedState
 from bottega.gateway.telemetry.logs import WarningLogger, log_request
 from bottega.gateway.telemetry.metrics import Metrics

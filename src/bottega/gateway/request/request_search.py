@@ -9,8 +9,10 @@ from typing import Any
 
 from bottega.gateway.ports import ServedTier, UpstreamCall
 from bottega.gateway.request.bill import SearchBill, allowed_output, expected_tokens
-from bottega.gateway.request.jobs import ChatJob, ChatResult, TenantQuery
-from bottega.gateway.request.prompts import (
+from bottega.gateway.request.jobs import (
+    ChatJob,
+    ChatResult,
+    TenantQuery,
     fitting,
     question_prompt,
     request_prompt,
@@ -19,7 +21,6 @@ from bottega.gateway.request.prompts import (
 from bottega.image import Image
 from bottega.openai_api.fields import DataUrl, messages_json, sampling_fields
 from bottega.openai_api.request import Body, parse_request
-from bottega.protocols import turns_only
 from bottega.recipes.limited_search import FETCH, SearchLimits
 from bottega.types import Candidate, Prompt, Query, Reply, Sampling
 
@@ -122,7 +123,7 @@ class RequestSearch:
         return await self.encode(prompt.images, build)
 
     def _readable(self, shown: Sequence[Candidate]) -> Sequence[Candidate]:
-        brief = turns_only(self.served.tier.generator)
+        brief = self.served.turns_only
         return without_rationales(shown) if brief else shown
 
     def _fits(self, shown: Sequence[Candidate]) -> bool:

@@ -12,13 +12,12 @@ import orjson
 
 from bottega._util.tracing import span
 from bottega.errors import BottegaError, GenerationError
-from bottega.gateway.accounting.limiter import AccountBudgetError
+from bottega.gateway.accounting.access import AccountBudgetError
 from bottega.gateway.ports import RequestRecord, ServedTier, UpstreamCall
 from bottega.gateway.request.bill import Bill
 from bottega.gateway.request.completion import Completer
 from bottega.gateway.request.finalization import Finalizer
-from bottega.gateway.request.jobs import ChatJob, ChatResult, TenantQuery
-from bottega.gateway.request.prompts import fitting
+from bottega.gateway.request.jobs import ChatJob, ChatResult, TenantQuery, fitting
 from bottega.gateway.state.response_cache import CachedReply, ReplyCache, is_repeatable
 from bottega.openai_api.request import ChatRequest, parse_request
 from bottega.openai_api.response import ChatCompletion

@@ -15,11 +15,10 @@ from tempfile import TemporaryDirectory
 from starlette.routing import BaseRoute
 
 from bottega.errors import SettingError, StoreError, store_errors
-from bottega.gateway.accounting.access import Access, KeyDefaults
+from bottega.gateway.accounting.access import Access, KeyDefaults, LocalLimiter
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_schema import FILE, Account
-from bottega.gateway.accounting.limiter import LocalLimiter
 from bottega.gateway.apis.admin import admin_routes
 from bottega.gateway.apis.feedback import FeedbackEndpoint
 from bottega.gateway.config.config_file import tier_of_model

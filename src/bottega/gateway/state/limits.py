@@ -11,9 +11,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from bottega._util.batch_writer import OutageLog
 from bottega.errors import StoreError
-from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.ledger_schema import Account
-from bottega.gateway.accounting.limiter import (
+from bottega.gateway.accounting.access import (
     ROUNDING,
     AccountBudgetError,
     Limiter,
@@ -22,6 +20,8 @@ from bottega.gateway.accounting.limiter import (
     budget_reserved,
     budget_spent,
 )
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger_schema import Account
 
 log = logging.getLogger(__name__)
 
