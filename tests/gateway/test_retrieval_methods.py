@@ -17,7 +17,7 @@ from bottega.gateway.ports import ServedTier, UpstreamCall
 from bottega.gateway.request.completion import RequestDraftGenerator, send_drafts
 from bottega.gateway.running.build import build
 from bottega.generation import ScriptedGenerator
-from bottega.openai_api.fields import data_url_cache
+from bottega.openai_api.request import data_url_cache
 from bottega.openai_api.response import ChatCompletion
 from bottega.protocols import Tier
 from bottega.recipes.cache_retrieval import RETRIEVE

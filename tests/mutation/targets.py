@@ -93,7 +93,7 @@ TARGETS = (
     Target("pipeline", "test_pipeline test_recipe_rcts test_shadowing"),
     # Limits and repeats of gateway requests.
     Target(
-        "gateway/request/reading openai_api/request openai_api/fields",
+        "gateway/request/reading openai_api/request",
         "gateway/test_limits gateway/test_requests gateway/test_hostile_requests"
         " gateway/test_overrides gateway/test_error_messages gateway/test_passed_urls",
     ),

@@ -17,7 +17,7 @@ from bottega.errors import GarbledError, RejectedError
 from bottega.openai_api.client import ChatClient, Convert, Fields, RetryPolicy
 from bottega.openai_api.endpoint import CHAT_PATH, Endpoint
 from bottega.openai_api.errors import WRONG_PROTOCOL
-from bottega.openai_api.fields import data_url_cache, messages_json, sampling_fields
+from bottega.openai_api.request import data_url_cache, messages_json, sampling_fields
 from bottega.types import Prompt, Reply, Samples, Sampling, Usage
 
 ONE_CHOICE_ONLY = re.compile(

@@ -38,7 +38,7 @@ from bottega.gateway.request.jobs import to_query
 from bottega.gateway.request.reading import MB, limited, read_images
 from bottega.knowledge import And, Eq, KnowledgeBase
 from bottega.openai_api.errors import ApiError
-from bottega.openai_api.fields import require
+from bottega.openai_api.request import require
 from bottega.types import Example, Query
 
 FIELDS = (

@@ -17,8 +17,7 @@ from bottega.gateway.apis.translation import (
     unsupported,
 )
 from bottega.openai_api.errors import ApiError
-from bottega.openai_api.fields import require, wrong_type
-from bottega.openai_api.request import Body
+from bottega.openai_api.request import Body, require, wrong_type
 
 MODES = ("auto", "required")
 CHOICES = ("none", *MODES)

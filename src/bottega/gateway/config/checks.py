@@ -15,7 +15,7 @@ from bottega.gateway.config.gateway_settings import (
     sample_url,
 )
 from bottega.gateway.config.tier_settings import TierSettings
-from bottega.openai_api.fields import SERVICE_TIER
+from bottega.openai_api.request import SERVICE_TIER
 from bottega.reranking.selection import MAX_SHOWN
 
 # Settings that each router reads, and those of which it needs exactly one.

@@ -54,6 +54,7 @@ from bottega.gateway.request.reading import (
     DecodeBudget,
     Fetch,
     Limits,
+    allowed_fields,
     embed_fetched,
     is_web,
     read_images,
@@ -75,7 +76,6 @@ from bottega.gateway.state.response_cache import (
 )
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
-from bottega.openai_api.fields import allowed_fields
 from bottega.openai_api.request import ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import DONE_EVENT, from_chunks, has_only_usage, to_event

@@ -60,8 +60,7 @@ from bottega.gateway.request.request_search import RequestSearch
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
-from bottega.openai_api.fields import DataUrl, messages_json
-from bottega.openai_api.request import Body, ChatRequest
+from bottega.openai_api.request import Body, ChatRequest, DataUrl, messages_json
 from bottega.openai_api.response import ChatCompletion
 from bottega.pipeline import run
 from bottega.recipes.limited_search import SearchError

@@ -14,14 +14,15 @@ from bottega.gateway.ports import RequestRecord, Tenant, TierCapabilities, Upstr
 from bottega.gateway.request.bill import Bill, answer_text, expected_tokens
 from bottega.gateway.state.response_cache import TRANSPORT_FIELDS
 from bottega.image import Image
-from bottega.openai_api.fields import DataUrl, messages_json
 from bottega.openai_api.request import (
     INSTRUCTION_ROLES,
     Body,
     ChatMessage,
     ChatRequest,
+    DataUrl,
     ImagePart,
     TextPart,
+    messages_json,
 )
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import to_chunks

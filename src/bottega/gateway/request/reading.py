@@ -1,4 +1,4 @@
-"""Reading of a request within limits: headers, body, images, and the memory to decode them."""
+"""Reading of a request within limits: headers, body, fields, images, memory to decode them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,67 @@ from bottega._util.caching import FairSemaphore
 from bottega.errors import ImageError, TooManyPixelsError
 from bottega.gateway.ports import ExampleWriter, Receive
 from bottega.image import MAX_PIXELS, Image
-from bottega.openai_api.errors import ApiError
-from bottega.openai_api.fields import above_limit, image_error
+from bottega.openai_api.errors import ApiError, JSONObject
 from bottega.openai_api.request import (
+    FIELDS,
+    MAX_NAME,
+    SERVICE_TIER,
     Body,
     BodyLimits,
     ChatMessage,
     ChatRequest,
     ImagePart,
+    above_limit,
+    image_error,
     parse_request,
 )
 from bottega.pixels import DecodeCost
 from bottega.protocols import Retriever
 from bottega.types import Candidate, Example, Query
+
+# Fields of OpenAI's chat completions, without `web_search_options`: each search has a price.
+OPENAI = {
+    *FIELDS,
+    "audio",
+    "function_call",
+    "messages",
+    "modalities",
+    "prediction",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "tool_choice",
+}
+# Sampling parameters of vLLM, SGLang and llama.cpp: they only choose among tokens.
+SAMPLING = {
+    "min_p",
+    "repeat_penalty",
+    "repetition_penalty",
+    "stop_token_ids",
+    "top_k",
+    "typical_p",
+}
+# vLLM's output constraints. They mask tokens, as `response_format` does; its other options choose
+# the code that runs (`guided_decoding_backend`) or accept a whole grammar.
+CONSTRAINTS = {"guided_choice", "guided_json", "guided_regex"}
+STRUCTURED = "structured_outputs"
+STRUCTURED_OPTIONS = {"choice", "json", "regex"}
+ALLOWED = OPENAI | SAMPLING | CONSTRAINTS
+# Clients of local servers send these defaults; other values need the operator's permission.
+DEFAULTS: Mapping[str, object] = {
+    "add_generation_prompt": True,
+    "best_of": 1,
+    "echo": False,
+    "ignore_eos": False,
+    "include_stop_str_in_output": False,
+    "length_penalty": 1.0,
+    "priority": 0,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "use_beam_search": False,
+}
+# Price lists have one price per model, which is that of these service tiers.
+PLAIN_TIERS = (None, "auto", "default")
 
 MB = 1 << 20
 T = TypeVar("T")
@@ -369,3 +417,40 @@ class BudgetedExampleWriter:
                 return await self._writer.store(example, pin=pin)
 
         return await self._budget.run(example.query.images, work)
+
+
+def allowed_fields(body: JSONObject, more: Collection[str] = ()) -> JSONObject:
+    """Return the body without fields at their `DEFAULTS`. Raise `ApiError` for a field that is not
+    allowed; `more` are fields that the operator allows. Other fields may change what a server does
+    or costs: chat templates, priorities, logits processors. A null field counts as absent."""
+    # True == 1 in Python, so compare the types; JavaScript writes 1.0 as 1.
+    dropped = {
+        name
+        for name in body.keys() & DEFAULTS.keys()
+        if name not in more
+        and body[name] == DEFAULTS[name]
+        and isinstance(body[name], bool) is isinstance(DEFAULTS[name], bool)
+    }
+    if dropped:
+        body = {name: value for name, value in body.items() if name not in dropped}
+    for name, value in body.items():
+        if name == SERVICE_TIER and value not in PLAIN_TIERS:
+            problem = f"{name} {str(value)[:MAX_NAME]!r} is not available here"
+            raise _refusal(problem, name, 'send "default"')
+        allowed = name in ALLOWED or name in more or name == SERVICE_TIER
+        if name == STRUCTURED and isinstance(value, dict):
+            allowed = allowed or value.keys() <= STRUCTURED_OPTIONS
+        if not allowed and value is not None:
+            name = name[:MAX_NAME]
+            problem = f"{name!r} is not forwarded by this gateway"
+            raise _refusal(problem, name, "ask the operator to allow it ([limits] fields)")
+    return body
+
+
+def _refusal(problem: str, name: str, alternative: str) -> ApiError:
+    return ApiError(
+        f"Unsupported parameter: {problem}.",
+        code="unsupported_parameter",
+        param=name,
+        hint=f"leave it out, or {alternative}",
+    )

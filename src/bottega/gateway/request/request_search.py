@@ -19,8 +19,7 @@ from bottega.gateway.request.jobs import (
     without_rationales,
 )
 from bottega.image import Image
-from bottega.openai_api.fields import DataUrl, messages_json, sampling_fields
-from bottega.openai_api.request import Body, parse_request
+from bottega.openai_api.request import Body, DataUrl, messages_json, parse_request, sampling_fields
 from bottega.recipes.limited_search import FETCH, SearchLimits
 from bottega.types import Candidate, Prompt, Query, Reply, Sampling
 

@@ -18,11 +18,18 @@ from bottega.gateway.ports import PrefixUpstream, Upstream
 from bottega.gateway.request.reading import DecodeBudget
 from bottega.gateway.telemetry.metrics import Histogram
 from bottega.image import Image
-from bottega.openai_api.client import Breaker, ChatClient, RetryPolicy
+from bottega.openai_api.client import LIMITS, Breaker, ChatClient, RetryPolicy
 from bottega.openai_api.endpoint import Endpoint
 from bottega.openai_api.errors import WRONG_PROTOCOL
-from bottega.openai_api.fields import FIELDS, LIMITS
-from bottega.openai_api.request import Body, ChatMessage, OtherPart, Part, TextPart, parse_messages
+from bottega.openai_api.request import (
+    FIELDS,
+    Body,
+    ChatMessage,
+    OtherPart,
+    Part,
+    TextPart,
+    parse_messages,
+)
 from bottega.openai_api.response import (
     ChatCompletion,
     completion_json,

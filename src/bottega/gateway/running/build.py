@@ -43,7 +43,7 @@ from bottega.gateway.state.shared import SharedState, check_redis
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.knowledge import KnowledgeBase
-from bottega.openai_api.fields import data_url_cache
+from bottega.openai_api.request import data_url_cache
 from bottega.pipeline import Pipeline
 from bottega.recording import CompositeRecorder, TraceStore
 from bottega.telemetry import open_exporter

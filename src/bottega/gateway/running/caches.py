@@ -40,7 +40,7 @@ from bottega.gateway.telemetry.metrics import Metrics
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.embedders.names import IMAGE_ONLY, NOTE, packaged_name, parts_read
 from bottega.knowledge.eviction import EVICTIONS
-from bottega.openai_api.fields import data_url_cache
+from bottega.openai_api.request import data_url_cache
 from bottega.parsing import FinalAnswerParser, decided_agreement, most_frequent
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter
