@@ -28,6 +28,11 @@ PoolWork = Callable[[PostgresPool], Coroutine[Any, Any, T]]
 
 IDLE_SECONDS = 0.05  # after which a session looks for a lost connection
 
+_PARENT_SESSIONS: list[_Session] = []
+# By URL, kind, `create` and `answer_seconds`.
+_SESSION_POOLS: dict[tuple[str, str, bool, float | None], _SessionPool] = {}
+_SESSION_POOLS_LOCK = Lock()
+
 
 def _helper_threads() -> ThreadPoolExecutor:
     """Return threads for callers whose own thread runs an event loop, such as a notebook's."""
@@ -136,12 +141,6 @@ class _SessionPool:
             return self._idle.pop()
         except IndexError:
             return None
-
-
-_PARENT_SESSIONS: list[_Session] = []
-# By URL, kind, `create` and `answer_seconds`.
-_SESSION_POOLS: dict[tuple[str, str, bool, float | None], _SessionPool] = {}
-_SESSION_POOLS_LOCK = Lock()
 
 
 @atexit.register

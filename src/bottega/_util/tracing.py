@@ -20,6 +20,8 @@ Attributes = Mapping[str, AttributeValue | None]
 NO_ATTRIBUTES: Attributes = {}
 NO_HEADERS: Mapping[str, str] = {}
 LOCAL = "bottega"  # provider of models that run in this process
+_tracer: ContextVar[Tracer | None] = ContextVar("tracer", default=None)
+_NO_CONTEXT = nullcontext()
 
 
 class ModelReply(Protocol):
@@ -99,9 +101,6 @@ class Tracer(Protocol):
         ...
 
 
-_tracer: ContextVar[Tracer | None] = ContextVar("tracer", default=None)
-
-
 class NoOpSpan:
     """Span of any kind that records nothing, for contexts without a tracer."""
 
@@ -132,7 +131,6 @@ class NoOpSpan:
 
 
 NO_OP_SPAN = NoOpSpan()
-_NO_CONTEXT = nullcontext()
 
 
 def current_tracer() -> Tracer | None:

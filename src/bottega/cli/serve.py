@@ -285,8 +285,7 @@ def _run_workers(config: Config, workers: int, style: str, read: Callable[[], Co
 def serve_worker(descriptor: int) -> None:
     """Serve as one of several workers; `bottega serve --workers` starts this command."""
     from bottega.gateway.running.build import build
-    from bottega.gateway.running.worker import run_worker
-    from bottega.gateway.running.workers import receive_task
+    from bottega.gateway.running.workers import receive_task, run_worker
     from bottega.gateway.telemetry.logs import log_to
 
     task, channel = receive_task(descriptor)

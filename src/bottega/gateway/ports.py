@@ -20,6 +20,12 @@ from bottega.routing import ShadowSampler
 from bottega.types import Candidate, Compression, Example, Prefix, Prompt, Query, SearchTree, Usage
 
 SEARCHED = "rcts"  # RequestRecord.search after a search with a result
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+NO_USAGE = Usage()
+MAX_NAME = 200
+ReadBody = Callable[[], Awaitable[bytes]]
 
 
 @dataclass(frozen=True)
@@ -195,13 +201,6 @@ class Tenants(Protocol):
     async def open(self, namespace: str, /) -> Tenant: ...
 
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-NO_USAGE = Usage()
-MAX_NAME = 200
-
-
 @dataclass(slots=True)
 class RequestRecord:
     """Record of one request, filled in while it is processed and logged when it ends."""
@@ -281,7 +280,6 @@ class HttpReply:
     is_live: bool = False
 
 
-ReadBody = Callable[[], Awaitable[bytes]]
 AnswerHandler = Callable[[RequestRecord, Mapping[str, str], ReadBody], Awaitable[HttpReply]]
 
 

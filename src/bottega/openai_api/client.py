@@ -23,9 +23,8 @@ import orjson
 from bottega._util.tracing import current_tracer, model_call
 from bottega.errors import EndpointError, GenerationError, RejectedError, SettingError
 from bottega.openai_api import lazy_aiohttp as aiohttp
-from bottega.openai_api.endpoint import CHAT_PATH, NO_HEADERS, Endpoint
+from bottega.openai_api.endpoint import CHAT_PATH, NO_HEADERS, Endpoint, describe_call
 from bottega.openai_api.errors import JSONObject
-from bottega.openai_api.model_calls import describe_call, measured_stream
 from bottega.openai_api.response import (
     ChatCompletion,
     are_events,
@@ -35,7 +34,13 @@ from bottega.openai_api.response import (
     reported_failure,
 )
 from bottega.openai_api.streams import from_events
-from bottega.openai_api.transport import Connections, Response, exchange, stream_chunks
+from bottega.openai_api.transport import (
+    Connections,
+    Response,
+    exchange,
+    measured_stream,
+    stream_chunks,
+)
 from bottega.types import Prompt
 
 UNKNOWN_FIELD = re.compile(
@@ -51,6 +56,9 @@ Fields = dict[str, object]
 Encode = Callable[[Fields], Awaitable[bytes]]
 Convert = Callable[[JSONObject], JSONObject]
 T = TypeVar("T")
+_call: ContextVar[CallState | None] = ContextVar("call", default=None)
+CircuitState = Literal["closed", "open", "half-open"]
+MAX_RECORDED = 1000
 
 
 @dataclass
@@ -64,9 +72,6 @@ class CallState:
     @property
     def is_waiting(self) -> bool:
         return self.idle.is_set()
-
-
-_call: ContextVar[CallState | None] = ContextVar("call", default=None)
 
 
 @contextmanager
@@ -323,10 +328,6 @@ class RetryPolicy:
             return requested * (1 + self.random() / 10)
         ceiling = min(self.longest_wait, self.first_wait * 2.0**number)
         return ceiling * self.random()
-
-
-CircuitState = Literal["closed", "open", "half-open"]
-MAX_RECORDED = 1000
 
 
 class PausedError(GenerationError):

@@ -1,4 +1,4 @@
-"""Address and credentials of an endpoint, and its errors without secrets."""
+"""Address and credentials of an endpoint, its errors without secrets, and calls for a tracer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 from yarl import URL
 
+from bottega._util.tracing import ModelCall
 from bottega.errors import EndpointError, RejectedError, SettingError
 from bottega.openai_api.errors import JSONObject, RequestRejectedError, status_error
 from bottega.openai_api.response import error_message
+from bottega.types import Prompt
 
 Redact = Callable[[str], str]
 # Shorter strings are no secrets, and redacting them would hide ordinary words.
@@ -36,6 +38,21 @@ OWN_HEADERS = frozenset(
         *("te", "traceparent", "tracestate", "trailer", "transfer-encoding", "upgrade"),
     )
 )
+# Names of OpenTelemetry's conventions for operations, and for the providers of these hosts. Other
+# servers of the protocol, such as vLLM, count as `openai`.
+OPERATIONS = {CHAT_PATH: "chat", COMPLETIONS_PATH: "text_completion"}
+PROVIDERS = {
+    "api.anthropic.com": "anthropic",
+    "api.cohere.ai": "cohere",
+    "api.deepseek.com": "deepseek",
+    "api.groq.com": "groq",
+    "api.mistral.ai": "mistral_ai",
+    "api.moonshot.ai": "moonshot_ai",
+    "api.perplexity.ai": "perplexity",
+    "api.x.ai": "x_ai",
+    "generativelanguage.googleapis.com": "gcp.gemini",
+}
+AZURE = ".openai.azure.com"
 KEY_HINT = "copy the key again, without quotes or line breaks"
 BASE_HINT = "set OPENAI_BASE_URL (or base_url=) to something like http://localhost:8000/v1"
 
@@ -177,3 +194,27 @@ def requested_wait(
         return max(0.0, date.timestamp() - now())
     except (ValueError, OverflowError):  # years and offsets beyond the range of a date
         return None
+
+
+def describe_call(
+    model: str,
+    endpoint: Endpoint,
+    path: str,
+    fields: Mapping[str, object],
+    *,
+    prompt: Prompt | None = None,
+    stream: bool = False,
+) -> ModelCall:
+    """Return the call of a body with these fields. `prompt` is what is added to them."""
+    host = endpoint.base.host or ""
+    provider = "azure.ai.openai" if host.endswith(AZURE) else PROVIDERS.get(host, "openai")
+    return ModelCall(
+        model,
+        provider,
+        OPERATIONS[path],
+        fields,
+        prompt,
+        address=host,
+        port=endpoint.base.port,
+        stream=stream,
+    )

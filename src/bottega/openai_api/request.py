@@ -49,6 +49,7 @@ MAX_IMAGE_TOKENS = 1100
 OTHER_PART_TOKENS = 1100  # a file, a sound
 ASCII = bytes(range(128))
 ADDRESS = re.compile(r"\s*(?!data:)[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
+INTEGERS, NUMBERS = (int,), (int, float)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,6 @@ STRING = _Kind("a string", lambda value: isinstance(value, str))
 BOOLEAN = _Kind("a boolean", lambda value: isinstance(value, bool))
 OBJECT = _Kind("an object", lambda value: isinstance(value, dict))
 OBJECTS = _Kind("an array of objects", lambda value: _is_list_of(value, dict))
-INTEGERS, NUMBERS = (int,), (int, float)
 NUMBER = _Kind("a number from -1e9 to 1e9", _is_number, NUMBERS)
 COUNT = _Kind("an integer of 1 or more", lambda value: _is_integer(value, 1), INTEGERS)
 NATURAL = _Kind("an integer of 0 or more", _is_integer, INTEGERS)

@@ -14,12 +14,7 @@ from bottega.errors import NotFoundError, StoreError
 from bottega.evaluation.report.charts import Chart, by_shots
 from bottega.evaluation.report.plots import shots_of
 from bottega.evaluation.report.render import render
-from bottega.evaluation.report.run_progress import (
-    FileState,
-    RunProgress,
-    file_state,
-    read_progress,
-)
+from bottega.evaluation.report.run_progress import FileState, RunProgress, file_state, read_progress
 from bottega.evaluation.report.runs import StoredRun, read_run, thumbnail_names
 from bottega.evaluation.report.sections import Section, sections
 from bottega.evaluation.report.stream_sections import StreamSection, is_stream_run, stream_section

@@ -10,12 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.reports import (
-    Bucket,
-    buckets,
-    frequent_errors,
-    newest_answers,
-)
+from bottega.gateway.accounting.reports import Bucket, buckets, frequent_errors, newest_answers
 from bottega.gateway.accounting.savings import NO_REQUESTS, Savings, savings
 from bottega.ui.charts import StackedBars, stacked_bars
 from bottega.ui.pages import Page, Visit

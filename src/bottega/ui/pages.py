@@ -60,6 +60,14 @@ REPORT_HEADERS = {
 }
 THREADS = 32
 DAY = 86_400
+# Attribute of `ConsoleUser` that a change needs, with its description for errors.
+Right = Literal["can_edit", "can_store", "can_administer"]
+ACTIONS: Mapping[Right, str] = {
+    "can_edit": "send requests or change anything",
+    "can_store": "change the examples of a namespace",
+    "can_administer": "manage keys",
+}
+_THUMBNAILS = BoundedSemaphore(2)  # decoded images are large
 
 
 @dataclass(frozen=True)
@@ -139,13 +147,6 @@ class Redirect:
 
 
 PageResult = Page | Redirect | Response
-# Attribute of `ConsoleUser` that a change needs, with its description for errors.
-Right = Literal["can_edit", "can_store", "can_administer"]
-ACTIONS: Mapping[Right, str] = {
-    "can_edit": "send requests or change anything",
-    "can_store": "change the examples of a namespace",
-    "can_administer": "manage keys",
-}
 # A handler runs in a thread.
 Handler = Callable[[Visit], PageResult]
 
@@ -361,9 +362,6 @@ def format_ago(moment: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"
-
-
-_THUMBNAILS = BoundedSemaphore(2)  # decoded images are large
 
 
 def image_response(image: Image, side: int | None) -> Response:

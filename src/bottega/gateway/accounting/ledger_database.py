@@ -61,6 +61,8 @@ SHADOWS_AFTER = (
     " AND retrieve = ?4 AND with_score IS NOT NULL AND without_score IS NOT NULL"
     f" AND {CURRENT_RULES} ORDER BY transaction, number LIMIT ?5"
 )
+# Insertions of many rows in one statement, with one array per column.
+WRITE = postgres_statement(f"SELECT * FROM gateway_write({placeholders(len(ENTRIES.columns) + 2)})")
 
 
 def open_tables(location: str | Path, *, create: bool = True) -> FileTables | DatabaseTables:
@@ -281,8 +283,6 @@ def _unnest(types: Iterable[type]) -> str:
     return f"SELECT * FROM unnest({arrays})"
 
 
-# Insertions of many rows in one statement, with one array per column.
-WRITE = postgres_statement(f"SELECT * FROM gateway_write({placeholders(len(ENTRIES.columns) + 2)})")
 INSERT_SHADOWS = (
     f"INSERT INTO gateway_shadows ({SHADOWS.column_list})"
     f" {_unnest(column.type for column in SHADOWS.columns)} ON CONFLICT (id) DO NOTHING"

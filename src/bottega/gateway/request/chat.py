@@ -185,13 +185,19 @@ class Gateway:
             embed = partial(asyncio.to_thread, embed_fetched, request, images)
             job.request = await self.decoding.run(images.values(), embed, Image.wire_cost)
         job.query = await self._query(job, images)
-        key = job.key = await self._key(job, images)
-        if key is None:
+        job.key = await self._key(job, images)
+        if job.key is None:
             return await self._answer(job, AsyncExitStack(), lambda reply: None)
         repeated = RepeatedRequest(
-            key, request.stream, request.include_usage, record.namespace, record.variant
+            job.key, request.stream, request.include_usage, record.namespace, record.variant
         )
         cache.bodies.put(raw, scope, repeated, [image.url for image in request.images])
+        return await self._repeat_or_answer(job, repeated)
+
+    async def _repeat_or_answer(self, job: ChatJob, repeated: RepeatedRequest) -> HttpReply:
+        """Return the reply to an identical request, that of one in progress included. Without one,
+        answer this one, whose reply others may wait for."""
+        record, cache, key = job.record, self.response_cache, repeated.key
         # Other bytes may mean the same request: other order of fields, streamed or not.
         if (reply := cache.replies.get(key)) is None and job.query is not None:
             reply = await self._stored(key, job.query)

@@ -50,6 +50,16 @@ CUT_SECONDS = 1
 # After that the process exits: a thread that loads a model cannot be stopped.
 EXIT_SECONDS = 5.0
 PORT_STEP = 20  # from a port in use to the suggested one
+# Settings that need no restart, by section.
+RELOADED = {
+    "gateway": ("max_concurrent", "allowed_hosts", "allowed_origins", "finish_seconds"),
+    "experiment": ("share",),
+    "keys": ("max_concurrent", "tiers", "max_namespaces"),
+    "limits": (
+        *("messages", "text_characters", "images", "image_mb", "image_pixels", "request_pixels"),
+        *("fields", "fetch_images", "fetch_hosts", "fetch_mb", "fetch_seconds"),
+    ),
+}
 
 
 def bind_socket(listening: ServerSettings) -> socket.socket:
@@ -260,18 +270,6 @@ class DrainingServer(uvicorn.Server):
             await self._admission.finish(seconds - (loop.time() - begun))
         self._on_end()
         self.should_exit = True
-
-
-# Settings that need no restart, by section.
-RELOADED = {
-    "gateway": ("max_concurrent", "allowed_hosts", "allowed_origins", "finish_seconds"),
-    "experiment": ("share",),
-    "keys": ("max_concurrent", "tiers", "max_namespaces"),
-    "limits": (
-        *("messages", "text_characters", "images", "image_mb", "image_pixels", "request_pixels"),
-        *("fields", "fetch_images", "fetch_hosts", "fetch_mb", "fetch_seconds"),
-    ),
-}
 
 
 def reload(gateway_server: GatewayServer, read: Callable[[], Config]) -> None:

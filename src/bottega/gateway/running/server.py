@@ -28,9 +28,8 @@ from bottega.gateway.request.finalization import RequestRecorder
 from bottega.gateway.request.request_traces import RequestTraces
 from bottega.gateway.running.tiers import TierSet
 from bottega.gateway.state.shared import SharedState
-from bottega.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
+from bottega.gateway.telemetry.metrics import CONTENT_TYPE, Metrics, WorkerMetrics
 from bottega.gateway.telemetry.request_spans import RequestSpans
-from bottega.gateway.telemetry.worker_metrics import WorkerMetrics
 from bottega.types import Usage
 
 log = logging.getLogger(__name__)

@@ -28,6 +28,8 @@ COMPLETION_WINDOW = "24h"
 TIMES: tuple[BatchStatus, ...] = (
     *("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"),
 )
+# Rows are listed in the order of their insertion.
+NUMBERED = "number INTEGER PRIMARY KEY AUTOINCREMENT, UNIQUE (id)"
 
 
 def _json_text(value: object) -> str:
@@ -125,8 +127,6 @@ class Batch:
 
 FILES = TableSchema("files", StoredFile)
 BATCHES = TableSchema("batches", Batch)
-# Rows are listed in the order of their insertion.
-NUMBERED = "number INTEGER PRIMARY KEY AUTOINCREMENT, UNIQUE (id)"
 TABLES = f"""
 {FILES.create(SQLITE, more=NUMBERED)}
 CREATE INDEX files_by_account ON files (account, number);
