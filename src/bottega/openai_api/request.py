@@ -12,23 +12,20 @@ import orjson
 
 from bottega._util.caching import LRUCache
 from bottega.image import Image
-from bottega.openai_api.errors import ApiError
+from bottega.openai_api.errors import (
+    MAX_NAME,
+    ApiError,
+    above_limit,
+    image_error,
+    invalid,
+    wrong_type,
+)
 from bottega.openai_api.streams import CHARACTERS_PER_TOKEN
 from bottega.types import Message, Sampling
 
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 # A tool call, or the answer to one, may be without content.
 ROLES_WITHOUT_CONTENT = {"assistant", "tool", "function"}
-MAX_NAME = 200
-JSON_NAMES = {
-    str: "a string",
-    int: "an integer",
-    float: "a decimal number",
-    bool: "a boolean",
-    dict: "an object",
-    list: "an array",
-    type(None): "null",
-}
 SERVICE_TIER = "service_tier"
 DataUrl = Callable[[Image], str]
 KEEP_ENCODED = 64 << 20
@@ -530,49 +527,6 @@ def non_ascii_bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass").translate(None, ASCII))
 
 
-def require(found: Mapping[str, object], name: str, where: str) -> None:
-    if found.get(name) is None:
-        param = f"{where}.{name}" if where else name
-        raise invalid(
-            f"Missing required parameter: '{param}'.", param, "missing_required_parameter"
-        )
-
-
-def wrong_type(param: str, expected: str, value: object) -> NoReturn:
-    named = f"'{param}'" if param else "the request's body"
-    got = JSON_NAMES.get(type(value), "something else")
-    raise invalid(
-        f"Invalid type for {named}: expected {expected}, but got {got}.",
-        param or None,
-        "invalid_type",
-    )
-
-
-def above_limit(param: str, problem: str, code: str = "limit_exceeded") -> NoReturn:
-    param = param[:MAX_NAME]  # a client may send names of any length
-    raise ApiError(
-        f"Invalid '{param}': {problem}.",
-        status=400,
-        code=code,
-        param=param,
-        hint="send less at once, or ask the operator for a higher limit",
-    )
-
-
-def image_error(message: str, param: str, hint: str) -> ApiError:
-    return ApiError(message, status=400, code="invalid_image", param=param, hint=hint)
-
-
-def invalid(message: str, param: str | None, code: str) -> ApiError:
-    return ApiError(
-        message,
-        status=400,
-        code=code,
-        param=param,
-        hint="see the chat-completions reference for the fields of a request",
-    )
-
-
 def data_url_cache() -> DataUrl:
     """Return a function that encodes images as data URLs and caches the results by content: the
     same examples are shown repeatedly, and a knowledge base returns new objects for each query."""
@@ -611,3 +565,11 @@ def messages_json(messages: Sequence[Message], data_url: DataUrl) -> list[dict[s
         is_plain = len(parts) == 1 and parts[0]["type"] == "text"
         rows.append({"role": message.role, "content": parts[0]["text"] if is_plain else parts})
     return rows
+
+
+def require(found: Mapping[str, object], name: str, where: str) -> None:
+    if found.get(name) is None:
+        param = f"{where}.{name}" if where else name
+        raise invalid(
+            f"Missing required parameter: '{param}'.", param, "missing_required_parameter"
+        )

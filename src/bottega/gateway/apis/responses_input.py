@@ -16,8 +16,8 @@ from bottega.gateway.apis.translation import (
     typed,
     unsupported,
 )
-from bottega.openai_api.errors import ApiError
-from bottega.openai_api.request import Body, require, wrong_type
+from bottega.openai_api.errors import ApiError, wrong_type
+from bottega.openai_api.request import Body, require
 
 MODES = ("auto", "required")
 CHOICES = ("none", *MODES)

@@ -16,18 +16,15 @@ from bottega._util.caching import FairSemaphore
 from bottega.errors import ImageError, TooManyPixelsError
 from bottega.gateway.ports import ExampleWriter, Receive
 from bottega.image import MAX_PIXELS, Image
-from bottega.openai_api.errors import ApiError, JSONObject
+from bottega.openai_api.errors import MAX_NAME, ApiError, JSONObject, above_limit, image_error
 from bottega.openai_api.request import (
     FIELDS,
-    MAX_NAME,
     SERVICE_TIER,
     Body,
     BodyLimits,
     ChatMessage,
     ChatRequest,
     ImagePart,
-    above_limit,
-    image_error,
     parse_request,
 )
 from bottega.pixels import DecodeCost
