@@ -29,11 +29,11 @@ from bottega.gateway.request.reading import BudgetedExampleWriter, BudgetedRetri
 from bottega.gateway.request.request_traces import RequestTraces
 from bottega.gateway.running.cache_views import (
     PREPARED,
+    Retrievals,
     cache_location,
     filled_with_error,
     prepare_views,
 )
-from bottega.gateway.running.retrievals import Retrievals
 from bottega.gateway.running.tiers import TierSet, confidence_fields
 from bottega.gateway.state.gates import SharedGates
 from bottega.gateway.telemetry.metrics import Metrics
