@@ -67,7 +67,7 @@ from bottega.recipes.limited_search import SearchError
 from bottega.types import Candidate, Prompt, Query, Reply, Sampling
 
 # Sends a call of the current request and books its cost.
-SendDraft = Callable[[UpstreamCall], Awaitable[ChatCompletion]]
+SendDraft = Callable[[UpstreamCall], Awaitable[ChatResult]]
 _sender: ContextVar[_Sender] = ContextVar("draft_sender")
 
 log = logging.getLogger(__name__)
@@ -144,10 +144,7 @@ class Completer:
 
     def drafts(self, job: ChatJob) -> AbstractContextManager[None]:
         """Bill the drafts of searches inside the block to the job."""
-        return send_drafts(partial(self._draft, job))
-
-    async def _draft(self, job: ChatJob, call: UpstreamCall) -> ChatCompletion:
-        return (await self.call_upstream(job, call)).completed
+        return send_drafts(partial(self.call_upstream, job))
 
     async def _open_stream(self, job: ChatJob, call: UpstreamCall) -> ChatStream:
         chunks = call.served.upstream.stream(call.body)
@@ -576,7 +573,7 @@ class RequestDraftGenerator:
             "max_tokens": sampling.max_tokens,
             "temperature": 0,
         }
-        return (await sender.send(UpstreamCall(self._served, body))).reply
+        return (await sender.send(UpstreamCall(self._served, body))).completed.reply
 
     async def aclose(self) -> None:
         """Leave the tier open: the gateway closes it."""
