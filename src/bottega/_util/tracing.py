@@ -20,8 +20,8 @@ Attributes = Mapping[str, AttributeValue | None]
 NO_ATTRIBUTES: Attributes = {}
 NO_HEADERS: Mapping[str, str] = {}
 LOCAL = "bottega"  # provider of models that run in this process
-_tracer: ContextVar[Tracer | None] = ContextVar("tracer", default=None)
 _NO_CONTEXT = nullcontext()
+_tracer: ContextVar[Tracer | None] = ContextVar("tracer", default=None)
 
 
 class ModelReply(Protocol):

@@ -62,12 +62,12 @@ THREADS = 32
 DAY = 86_400
 # Attribute of `ConsoleUser` that a change needs, with its description for errors.
 Right = Literal["can_edit", "can_store", "can_administer"]
+_THUMBNAILS = BoundedSemaphore(2)  # decoded images are large
 ACTIONS: Mapping[Right, str] = {
     "can_edit": "send requests or change anything",
     "can_store": "change the examples of a namespace",
     "can_administer": "manage keys",
 }
-_THUMBNAILS = BoundedSemaphore(2)  # decoded images are large
 
 
 @dataclass(frozen=True)
