@@ -42,8 +42,7 @@ def display_valkey_url(url: str) -> str:
         port = parts.port or 6379
     except ValueError as error:
         raise SettingError(
-            "the port of a Redis URL must be a number up to 65535",
-            hint="write redis://host:6379/0",
+            "the port of a Redis URL must be a number up to 65535", hint="write redis://host:6379/0"
         ) from error
     if "@" in parts.path + parts.query + parts.fragment:
         raise SettingError(

@@ -103,10 +103,7 @@ class Endpoint:
 
     @classmethod
     def locate(
-        cls,
-        base_url: str | None,
-        api_key: str | None,
-        headers: Mapping[str, str] | None = None,
+        cls, base_url: str | None, api_key: str | None, headers: Mapping[str, str] | None = None
     ) -> Endpoint:
         """Return the endpoint; the defaults are OPENAI_BASE_URL and OPENAI_API_KEY. `headers` are
         added to every request, and their values treated as secrets. Raises `SettingError`."""
@@ -171,8 +168,7 @@ def _parse(text: str) -> URL:
     if url.scheme not in ("http", "https") or not host:
         shown = text.rpartition("@")[2][:60]  # without user and password
         raise SettingError(
-            f"the base URL must start with http:// or https://, got {shown!r}",
-            hint=BASE_HINT,
+            f"the base URL must start with http:// or https://, got {shown!r}", hint=BASE_HINT
         )
     path = url.path.rstrip("/").removesuffix(CHAT_PATH).removesuffix(COMPLETIONS_PATH)
     return url.with_path(path, keep_query=True)

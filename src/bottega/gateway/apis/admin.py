@@ -294,10 +294,7 @@ def _limited(request: Request, max_bytes: int) -> Request:
 
 
 async def _read_object(
-    request: Request,
-    fields: Mapping[str, tuple[type, ...]],
-    *,
-    keep_null: bool = False,
+    request: Request, fields: Mapping[str, tuple[type, ...]], *, keep_null: bool = False
 ) -> dict[str, Any]:
     """Read a JSON object with no other fields than these. A field with null counts as absent unless
     `keep_null`. Raises `ApiError`."""

@@ -45,14 +45,7 @@ OPENAI = {
     "tool_choice",
 }
 # Sampling parameters of vLLM, SGLang and llama.cpp: they only choose among tokens.
-SAMPLING = {
-    "min_p",
-    "repeat_penalty",
-    "repetition_penalty",
-    "stop_token_ids",
-    "top_k",
-    "typical_p",
-}
+SAMPLING = {"min_p", "repeat_penalty", "repetition_penalty", "stop_token_ids", "top_k", "typical_p"}
 # vLLM's output constraints. They mask tokens, as `response_format` does; its other options choose
 # the code that runs (`guided_decoding_backend`) or accept a whole grammar.
 CONSTRAINTS = {"guided_choice", "guided_json", "guided_regex"}

@@ -358,8 +358,6 @@ def build_fetch(given: LimitSettings) -> Fetch | None:
     if not given.fetch_images:
         return None
     fetcher = ImageFetcher(
-        hosts=given.fetch_hosts or None,
-        max_bytes=given.fetch_mb * MB,
-        seconds=given.fetch_seconds,
+        hosts=given.fetch_hosts or None, max_bytes=given.fetch_mb * MB, seconds=given.fetch_seconds
     )
     return fetcher.fetch

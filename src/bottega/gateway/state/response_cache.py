@@ -213,11 +213,7 @@ class ReplyCache(LRUCache[str, CachedReply]):
     """Replies by `exact_key` within `max_bytes`, each for `seconds` (None: no limit)."""
 
     def __init__(
-        self,
-        max_bytes: int,
-        seconds: float | None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, max_bytes: int, seconds: float | None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(max_bytes, lambda reply: reply.size, seconds=seconds, clock=clock)
         # Set if other gateways may invalidate or replace replies.
