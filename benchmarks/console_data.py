@@ -18,8 +18,7 @@ from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.runs.run_store import RunStore
 from bottega.evaluation.runs.runner import RunState, evaluate
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.ledger_schema import FILE
-from bottega.gateway.accounting.row_types import Entry
+from bottega.gateway.accounting.ledger_schema import FILE, Entry
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.recording import TraceStore
 from bottega.types import (

@@ -25,7 +25,7 @@ from bottega.gateway.request.image_fetcher import ImageFetcher
 from bottega.gateway.running import build
 from bottega.gateway.telemetry import logs
 from bottega.knowledge import search
-from bottega.openai_api import fields
+from bottega.openai_api import request
 
 LOOPBACK = "127.0.0.1"
 UNBOUNDED = -1
@@ -34,7 +34,7 @@ CachedCall = functools._lru_cache_wrapper
 
 def lower_bounds() -> None:
     """Lower the bounds that half an hour of moderate load would not reach."""
-    fields.KEEP_ENCODED = 256 << 10
+    request.KEEP_ENCODED = 256 << 10
     rejections.MAX_REMEMBERED = 500
     logs.CACHED_TEXTS = 64
     search.MAX_DELETED = 20  # deleted examples that each open knowledge base may keep

@@ -22,7 +22,7 @@ from bottega.evaluation.runs.run_store import RUN_FILE, RunStore, open_run_trace
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_schema import GATEWAY_DB, GATEWAY_TABLES
-from bottega.gateway.apis.batches.batch_schema import BATCHES_DB
+from bottega.gateway.apis.batches.batch_records import BATCHES_DB
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.postgres.schema import KNOWLEDGE_BASE as KNOWLEDGE_TABLES
 from bottega.knowledge.sqlite.schema import KNOWLEDGE_BASE

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from bottega._util.outage import OutageLog
+from bottega._util.batch_writer import OutageLog
 
 
 def test_an_outage_is_logged_once_and_its_end(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega._util import valkey_pipe
-from bottega._util.valkey_pipe import IncompleteReplyError, ValkeyPipe, packed, parsed
+from bottega._util import valkey
+from bottega._util.valkey import IncompleteReplyError, ValkeyPipe, packed, parsed
 from bottega.errors import StoreBusyError, StoreError, StoreUnavailableError
 from tests.postgres import free_port
 from tests.redis import RedisServer
@@ -105,7 +105,7 @@ async def test_refused_command_affects_no_other(pipe: ValkeyPipe, redis: RedisSe
 async def test_stuck_server_is_disconnected(
     pipe: ValkeyPipe, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(valkey_pipe, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(valkey, "ANSWER_SECONDS", 0.2)
     assert await pipe.run("PING") == b"PONG"
     assert redis.process is not None
     redis.process.send_signal(signal.SIGSTOP)

@@ -4,7 +4,7 @@ from datetime import datetime
 from pathlib import Path
 
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.row_types import Entry, ShadowSample
+from bottega.gateway.accounting.ledger_schema import Entry, ShadowSample
 from tests.cli.conftest import Run
 
 MOMENT = datetime(2023, 11, 14, 12).timestamp()  # local: the command prints local dates

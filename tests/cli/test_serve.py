@@ -389,14 +389,14 @@ def test_a_second_signal_stops_at_once(endpoint: Server, tmp_path: Path) -> None
 SLOW = """
 import sys, time
 from bottega.gateway.running import process
-from bottega.gateway.running import caches
+from bottega.gateway.running import cache_views
 from bottega.cli import main
 
 def load(spec):
     print("loading", file=sys.stderr, flush=True)
     time.sleep(120)
 
-caches.open_embedder = load
+cache_views.open_embedder = load
 process.LEAVE_SECONDS = 0.5
 main()
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bottega.gateway.accounting.row_types import Entry
+from bottega.gateway.accounting.ledger_schema import Entry
 
 ANSWERED = Entry(
     time=1000.0,

@@ -16,16 +16,17 @@ import openai
 import uvicorn
 
 from bottega._util.caching import LeaderFlight
-from bottega.gateway.accounting.limiter import LocalLimiter
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.access import LocalLimiter
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.asgi import App
 from bottega.gateway.ports import RequestRecord, ServedTier, Tenant, TierCapabilities, Upstream
 from bottega.gateway.request.chat import Gateway, ResponseCache
 from bottega.gateway.request.completion import Completer, Fallback
 from bottega.gateway.request.exchange import ChatEndpoint
-from bottega.gateway.request.finalization import Finalizer, ShadowRunner
+from bottega.gateway.request.finalization import Finalizer
 from bottega.gateway.request.reading import Fetch, Limits
 from bottega.gateway.request.response_store import ResponseStore
+from bottega.gateway.request.shadow_calls import ShadowRunner
 from bottega.gateway.request.upstreams import LocalUpstream
 from bottega.gateway.running.process import CUT_SECONDS, uvicorn_config
 from bottega.gateway.state.response_cache import BodyCache, ReplyCache

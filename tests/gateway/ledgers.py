@@ -11,7 +11,7 @@ import pytest
 
 from bottega._util.sql_tables import FileTables
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.row_types import Entry
+from bottega.gateway.accounting.ledger_schema import Entry
 
 __all__ = ["count", "entry", "file", "ledger", "limit_pages", "until"]
 

@@ -21,12 +21,11 @@ from aiohttp import web
 
 from bottega._util.caching import CLIENT
 from bottega.errors import SettingError
+from bottega.gateway.accounting.access import Access, KeyDefaults
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.ledger_schema import FILE
-from bottega.gateway.accounting.limiter import Access, KeyDefaults
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import FILE, Account
 from bottega.gateway.running.build import build
-from bottega.gateway.running.namespace_pool import NamespacePool
+from bottega.gateway.running.caches import NamespacePool
 from bottega.gateway.running.server import GatewayServer
 from bottega.openai_api.errors import ApiError
 from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.row_types import Entry
+from bottega.gateway.accounting.ledger_schema import Entry
 from bottega.gateway.apis.admin import admin_routes
 from bottega.knowledge import KnowledgeBase
 from bottega.openai_api.errors import ApiError

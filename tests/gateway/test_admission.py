@@ -6,10 +6,9 @@ import socket
 from multiprocessing import Pipe
 from typing import Any
 
+from bottega.gateway.asgi import Admission
 from bottega.gateway.running.process import DrainingServer, uvicorn_config
-from bottega.gateway.running.server import Admission
-from bottega.gateway.running.worker import WorkerServer
-from bottega.gateway.running.workers import DRAIN, STOP
+from bottega.gateway.running.workers import DRAIN, STOP, WorkerServer
 
 
 async def test_admission_counts_rejects_and_finishes() -> None:

@@ -24,10 +24,9 @@ import pytest
 from aiohttp import web
 from openai.types import Batch, FileObject
 
+from bottega.gateway.accounting.access import LocalLimiter
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.ledger_schema import FILE
-from bottega.gateway.accounting.limiter import LocalLimiter
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import FILE, Account
 from bottega.gateway.apis.batches.batch_records import StoredFile
 from bottega.gateway.apis.batches.execution import DAY, HOUR
 from bottega.gateway.apis.batches.lines import MAX_ERRORS, BatchLine, read_lines

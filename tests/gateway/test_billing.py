@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 
-from bottega.gateway.accounting.limiter import UNSEEN_PROMPT, LocalLimiter, TokenEstimates
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.access import LocalLimiter
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.ports import RequestRecord, ServedTier, TierCapabilities, UpstreamCall
-from bottega.gateway.request.calls import Bill, allowed_output, expected_tokens, fitting
+from bottega.gateway.request.bill import (
+    UNSEEN_PROMPT,
+    Bill,
+    TokenEstimates,
+    allowed_output,
+    expected_tokens,
+)
+from bottega.gateway.request.jobs import fitting
 from bottega.generation import ScriptedGenerator
 from bottega.openai_api.request import parse_request
 from bottega.protocols import Tier

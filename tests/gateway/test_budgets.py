@@ -10,8 +10,8 @@ import aiohttp
 import openai
 import pytest
 
-from bottega.gateway.accounting.limiter import Limiter, LocalLimiter
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.access import Limiter, LocalLimiter
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.generation import ScriptedGenerator
 from bottega.parsing import decided_agreement
 from bottega.protocols import Tier

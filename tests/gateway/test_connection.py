@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.running.server import ClientConnection
+from bottega.gateway.accounting.ledger_schema import Account
+from bottega.gateway.running.connection import ClientConnection
 from bottega.generation import ScriptedGenerator
 from bottega.types import Prompt, Reply, Sampling
 from tests.gateway.harness import Harness, harness

@@ -17,8 +17,8 @@ import pytest
 from PIL import Image as Pillow
 
 from bottega._util.caching import CLIENT
-from bottega.gateway.request import decode_budget
-from bottega.gateway.request.decode_budget import MB, SMALL, DecodeBudget, bytes_needed
+from bottega.gateway.request import reading
+from bottega.gateway.request.reading import MB, SMALL, DecodeBudget, bytes_needed
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from bottega.image import Image
@@ -108,8 +108,8 @@ def test_no_codec_needs_more_than_the_bound(format: str, mode: str) -> None:
     buffer = io.BytesIO()
     Pillow.new(mode, (100, 80)).save(buffer, format, **options)
     image = Image.from_bytes(buffer.getvalue())
-    for cost in (decode_budget.embedding_cost, Image.wire_cost, Image.strips_cost):
-        assert bytes_needed([image], cost) <= decode_budget.max_bytes_needed([image])
+    for cost in (reading.embedding_cost, Image.wire_cost, Image.strips_cost):
+        assert bytes_needed([image], cost) <= reading.max_bytes_needed([image])
 
 
 async def test_clients_take_turns_and_small_images_do_not_wait(
@@ -255,7 +255,7 @@ def test_gateway_embeds_large_images_sequentially(
 ) -> None:
     """Once for retrieval, and again when the answer is stored."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    monkeypatch.setattr(decode_budget, "SMALL", 0)
+    monkeypatch.setattr(reading, "SMALL", 0)
     gateway = gateway_server(endpoint, tmp_path)
     with run_gateway(gateway) as url, ThreadPoolExecutor(4) as clients:
         ask(url, question(png(20)), model="bottega/large")

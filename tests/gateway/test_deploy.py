@@ -18,7 +18,7 @@ import yaml  # type: ignore[import-untyped]
 
 from bottega.gateway.config.config_file import load_config, parse_config
 from bottega.gateway.config.gateway_settings import Config
-from bottega.gateway.running.server import LIMITS
+from bottega.gateway.running.connection import LIMITS
 from bottega.gateway.running.workers import KILL_SECONDS
 from tests.gateway.helm_charts import render, render_text
 from tests.paths import ROOT

@@ -17,7 +17,7 @@ from aiohttp import web
 from bottega.errors import ServerFailedError
 from bottega.gateway.ports import RequestRecord
 from bottega.gateway.request import exchange
-from bottega.gateway.request.calls import shield_for
+from bottega.gateway.request.bill import shield_for
 from bottega.openai_api.request import Body
 from bottega.openai_api.response import ChatCompletion
 from bottega.protocols import Tier

@@ -13,7 +13,7 @@ import openai
 import pytest
 from openai.types import CreateEmbeddingResponse
 
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.apis.embeddings import EMBEDDER
 from bottega.gateway.ports import Tenant
 from bottega.knowledge import PixelEmbedder

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image as Pillow
 
 from bottega.errors import SettingError
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.ports import TierCapabilities
 from bottega.gateway.request.upstreams import HttpUpstream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bottega.gateway.accounting.limiter import TokenEstimates
+from bottega.gateway.request.bill import TokenEstimates
 from bottega.types import Usage
 
 

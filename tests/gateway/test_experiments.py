@@ -19,9 +19,8 @@ from bottega.errors import NotFoundError, SettingError
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.experiment_report import experiment_report
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.ledger_schema import FILE
-from bottega.gateway.accounting.ratings import add_feedback
-from bottega.gateway.accounting.row_types import Account, Entry, Feedback, ShadowSample
+from bottega.gateway.accounting.ledger_schema import FILE, Account, Entry, Feedback, ShadowSample
+from bottega.gateway.accounting.reports import add_feedback
 from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.config.overrides import Overrides
 from bottega.gateway.request.experiments import Experiment

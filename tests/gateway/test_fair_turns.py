@@ -17,7 +17,7 @@ from aiohttp import web
 
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger_schema import FILE
-from bottega.gateway.request.decode_budget import BodyBudget
+from bottega.gateway.request.exchange import BodyBudget
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway

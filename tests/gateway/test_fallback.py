@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from bottega.errors import BottegaError, PromptRejectedError, RejectedError, ServerFailedError
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.errors import reason_of
 from bottega.gateway.ports import TierCapabilities
 from bottega.gateway.request.completion import Fallback

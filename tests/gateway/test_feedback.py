@@ -22,15 +22,13 @@ from typer.testing import CliRunner
 from bottega._util.caching import FairSemaphore
 from bottega.cli.app import app
 from bottega.errors import StoreError
+from bottega.gateway.accounting.access import ANONYMOUS
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.ledger_schema import FILE
-from bottega.gateway.accounting.ratings import add_feedback, read_feedback
-from bottega.gateway.accounting.reports import find_request
-from bottega.gateway.accounting.row_types import Feedback
+from bottega.gateway.accounting.ledger_schema import FILE, Feedback
+from bottega.gateway.accounting.reports import add_feedback, find_request, read_feedback
 from bottega.gateway.apis.feedback import FeedbackEndpoint
 from bottega.gateway.config.gateway_settings import FeedbackSettings, TraceSettings
-from bottega.gateway.ports import ANONYMOUS
 from bottega.gateway.request.exchange import request_id
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer

@@ -14,10 +14,11 @@ import aiohttp
 import orjson
 import pytest
 
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.asgi import App
 from bottega.gateway.request.exchange import ChatEndpoint
-from bottega.gateway.request.reading import Limits, context_of
+from bottega.gateway.request.jobs import context_of
+from bottega.gateway.request.reading import Limits
 from bottega.generation import ScriptedGenerator
 from bottega.openai_api.request import Body, parse_request
 from bottega.openai_api.response import ChatCompletion, parse_completions

@@ -11,11 +11,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from bottega.errors import (
-    EndpointTimeoutError,
-    GarbledError,
-    ServerFailedError,
-)
+from bottega.errors import EndpointTimeoutError, GarbledError, ServerFailedError
 from bottega.gateway.request.upstreams import HttpUpstream
 from bottega.openai_api.client import Breaker, Tolerance
 from tests.gateway.upstreams import (

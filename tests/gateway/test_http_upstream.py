@@ -10,11 +10,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from bottega.errors import (
-    EndpointError,
-    ServerFailedError,
-    UnreachableError,
-)
+from bottega.errors import EndpointError, ServerFailedError, UnreachableError
 from bottega.gateway.errors import MisconfiguredError
 from bottega.gateway.request.upstreams import HttpUpstream
 from bottega.generation import RetryPolicy

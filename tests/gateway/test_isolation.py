@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.generation import ScriptedGenerator
 from bottega.types import Prompt
 from tests.builders import solid_image

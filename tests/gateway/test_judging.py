@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from bottega.errors import ServerFailedError
-from bottega.gateway.judging import INSTRUCTION, judge_request, read_verdict
+from bottega.gateway.request.shadow_calls import INSTRUCTION, judge_request, read_verdict
 from bottega.generation import ScriptedGenerator
 from bottega.routing import AgreementPair, BenefitGate
 from bottega.types import Prompt

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from bottega._util.batch_writer import WriterThread
+from bottega._util.sql_tables import MAX_SHORT
 from bottega.errors import StoreError
 from bottega.gateway.accounting import ledger as ledger_module
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_database import FileLedger, LedgerBatch, open_tables
-from bottega.gateway.accounting.row_types import MAX_REASON, Entry, ShadowSample
+from bottega.gateway.accounting.ledger_schema import Entry, ShadowSample
 from tests.gateway.ledgers import count, entry, file, ledger, limit_pages, until
 
 __all__ = ["file", "ledger"]  # fixtures
@@ -53,7 +54,7 @@ def test_all_columns_are_stored(ledger: Ledger, file: Path) -> None:
     ledger.record_shadow(shadow)
     ledger.flush()
     [row] = ledger.read("SELECT * FROM gateway_entries")
-    reason = f"cold start\N{REPLACEMENT CHARACTER}{'x' * (MAX_REASON - 11)}"
+    reason = f"cold start\N{REPLACEMENT CHARACTER}{'x' * (MAX_SHORT - 11)}"
     assert Entry(*row) == replace(whole, reason=reason)
     [found] = ledger.read("SELECT * FROM gateway_shadows")
     assert ShadowSample(*found) == shadow
@@ -329,7 +330,7 @@ WRITER = """
 import sys, time
 from bottega.gateway.accounting.ledger_database import LedgerBatch
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.row_types import Entry, ShadowSample
+from bottega.gateway.accounting.ledger_schema import Entry, ShadowSample
 ledger = Ledger(sys.argv[1])
 number = 0
 while True:

@@ -15,7 +15,7 @@ from bottega.errors import StoreError
 from bottega.gateway.accounting import ledger as ledger_module
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_database import FileLedger, LedgerBatch, open_tables
-from bottega.gateway.accounting.row_types import ShadowSample
+from bottega.gateway.accounting.ledger_schema import ShadowSample
 from tests.gateway.ledgers import count, entry, file, ledger, limit_pages, until
 
 __all__ = ["file", "ledger"]  # fixtures

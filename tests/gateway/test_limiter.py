@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bottega.gateway.accounting.limiter import AccountBudgetError, LocalLimiter, Reservation
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.access import AccountBudgetError, LocalLimiter, Reservation
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.openai_api.errors import ApiError
 
 

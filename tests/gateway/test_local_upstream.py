@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from bottega import pixels
 from bottega.errors import GenerationError, ImageError, PromptRejectedError
 from bottega.gateway.ports import Upstream
-from bottega.gateway.request.decode_budget import Cost, DecodeBudget, embedding_cost
+from bottega.gateway.request.reading import Cost, DecodeBudget, embedding_cost
 from bottega.gateway.request.upstreams import LocalUpstream
 from bottega.generation import ScriptedGenerator
 from bottega.image import Image

@@ -12,7 +12,7 @@ import pytest
 
 from bottega.gateway.request.jobs import ChatJob
 from bottega.gateway.running.build import build
-from bottega.gateway.running.server import unmap_large_blocks
+from bottega.gateway.running.process import unmap_large_blocks
 from bottega.retrieval import SharedRetriever
 from bottega.types import Candidate, Query
 from tests.builders import candidates
@@ -24,7 +24,7 @@ START = """
 import sys, threading
 from pathlib import Path
 from PIL import Image as Pillow
-from bottega.gateway.running.server import unmap_large_blocks
+from bottega.gateway.running.process import unmap_large_blocks
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

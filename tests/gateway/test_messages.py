@@ -12,7 +12,7 @@ import orjson
 import pytest
 from pydantic import TypeAdapter
 
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.apis.messages import error_body
 from bottega.openai_api.errors import ApiError
 from tests import server as doubles

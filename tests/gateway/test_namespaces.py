@@ -12,7 +12,7 @@ import pytest
 
 from bottega.errors import StoreError
 from bottega.gateway.ports import Tenant
-from bottega.gateway.running.namespace_pool import NamespacePool
+from bottega.gateway.running.caches import NamespacePool
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.pipeline import FixedRouter

@@ -17,9 +17,8 @@ from bottega.bundled import bundled_compressor, bundled_folder
 from bottega.compression import PassageStore, StoreManifest, load
 from bottega.errors import SettingError
 from bottega.gateway.config.config_file import parse_config
-from bottega.gateway.request.stored_passages import StoredPassages
 from bottega.gateway.running.build import build
-from bottega.gateway.running.tiers import build_tiers
+from bottega.gateway.running.tiers import StoredPassages, build_tiers
 from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase, TokenEmbedder

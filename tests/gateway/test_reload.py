@@ -16,14 +16,14 @@ from aiohttp import web
 
 from bottega.errors import SettingError
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.accounting.reports import EntryFilter, list_requests
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.asgi import Admission
 from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.config.gateway_settings import Config
 from bottega.gateway.config.overrides import Overrides
 from bottega.gateway.running.build import build
 from bottega.gateway.running.process import RELOADED, DrainingServer, reload
-from bottega.gateway.running.server import Admission
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.streams import DONE_EVENT, to_event
 from bottega.types import Usage

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bottega.gateway.ports import TierCapabilities
-from bottega.gateway.request.calls import augmented, expected_non_ascii_bytes, fitting
-from bottega.gateway.request.reading import BACKGROUND, bypass_reason, context_of
+from bottega.gateway.request.bill import expected_non_ascii_bytes
+from bottega.gateway.request.jobs import BACKGROUND, augmented, bypass_reason, context_of, fitting
 from bottega.openai_api.request import ChatRequest, parse_request
 from bottega.types import Candidate, Example, Query
 from tests.builders import candidates, solid_image

@@ -13,7 +13,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.generation import ScriptedGenerator
 from bottega.types import Prompt
 from tests.builders import solid_image

@@ -14,11 +14,11 @@ from aiohttp import web
 
 from bottega.errors import GenerationError
 from bottega.gateway.ports import ServedTier, UpstreamCall
-from bottega.gateway.request.drafts import RequestDraftGenerator, send_drafts
+from bottega.gateway.request.completion import RequestDraftGenerator, send_drafts
+from bottega.gateway.request.jobs import ChatResult
 from bottega.gateway.running.build import build
 from bottega.generation import ScriptedGenerator
-from bottega.openai_api.fields import data_url_cache
-from bottega.openai_api.response import ChatCompletion
+from bottega.openai_api.request import data_url_cache
 from bottega.protocols import Tier
 from bottega.recipes.cache_retrieval import RETRIEVE
 from bottega.types import Prompt, Sampling
@@ -77,7 +77,7 @@ def test_every_method_shows_the_masters_answer(
     assert stored.tags.get("keywords") == ("mercury" if tagged else None)
 
 
-async def unused(call: UpstreamCall) -> ChatCompletion:
+async def unused(call: UpstreamCall) -> ChatResult:
     raise AssertionError("the draft was sent after its request")
 
 

@@ -18,9 +18,10 @@ from bottega.gateway.accounting.ledger_schema import (
     DAILY_SUMS,
     GROUP_COLUMNS,
     SUM_COLUMNS,
+    Entry,
+    State,
     daily_values,
 )
-from bottega.gateway.accounting.row_types import Entry, State
 from bottega.gateway.accounting.savings import ANSWER_COSTS, savings
 
 DAY = 86_400.0

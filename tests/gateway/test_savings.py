@@ -11,8 +11,8 @@ import pytest
 
 from bottega.gateway.accounting import savings as savings_module
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger_schema import Entry, ShadowSample, State
 from bottega.gateway.accounting.reports import buckets
-from bottega.gateway.accounting.row_types import Entry, ShadowSample, State
 from bottega.gateway.accounting.savings import Savings, SavingsReader, savings
 from bottega.parsing import COMPARISON_RULES
 

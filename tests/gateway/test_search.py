@@ -16,10 +16,9 @@ from aiohttp import web
 
 from bottega.errors import SettingError
 from bottega.evaluation.report.explanation import render_explanation
+from bottega.gateway.accounting.access import LocalLimiter, Reservation
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.ledger_schema import FILE
-from bottega.gateway.accounting.limiter import LocalLimiter, Reservation
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import FILE, Account
 from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.ports import TierCapabilities
 from bottega.gateway.request import exchange

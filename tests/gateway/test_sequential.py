@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.gateway.accounting.sequential import (
+from bottega.gateway.accounting.experiment_report import (
     MIN_VALUES,
     Floats,
     SequentialEstimate,

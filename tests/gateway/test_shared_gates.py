@@ -14,9 +14,9 @@ import aiohttp
 import pytest
 
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.row_types import ShadowSample
+from bottega.gateway.accounting.ledger_schema import ShadowSample
 from bottega.gateway.ports import RequestRecord
-from bottega.gateway.request.decode_budget import DecodeBudget
+from bottega.gateway.request.reading import DecodeBudget
 from bottega.gateway.running.caches import NamespaceOpener
 from bottega.gateway.running.tiers import build_tiers
 from bottega.gateway.state.gates import SharedGates

@@ -21,8 +21,7 @@ from bottega.errors import NotFoundError, StoreError
 from bottega.gateway.accounting.accounts import POLL_SECONDS, Accounts
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_database import AccountMonth, month_of
-from bottega.gateway.accounting.ledger_schema import GATEWAY_TABLES
-from bottega.gateway.accounting.row_types import Entry, ShadowSample, State
+from bottega.gateway.accounting.ledger_schema import GATEWAY_TABLES, Entry, ShadowSample, State
 from bottega.gateway.accounting.savings import savings
 from tests.gateway.ledgers import entry
 from tests.postgres import running_postgres

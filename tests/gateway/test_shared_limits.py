@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.limiter import (
+from bottega.gateway.accounting.access import (
     AccountBudgetError,
     Limiter,
     LimitsUnavailableError,
     LocalLimiter,
     Reservation,
 )
-from bottega.gateway.accounting.row_types import Account, Entry
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger_schema import Account, Entry
 from bottega.gateway.state.limits import SharedLimiter
 from bottega.gateway.state.response_cache import ReplyCache
 from bottega.gateway.state.shared import SharedState
@@ -246,7 +246,7 @@ async def test_reservation_ends_with_its_process(
 
 def _shorten(monkeypatch: pytest.MonkeyPatch, lease: float = 10.0) -> None:
     """Renew reservations more often, with shorter leases and graces."""
-    for name in ("limits", "postgres_limits", "redis_limits"):
+    for name in ("limits", "postgres_state", "redis_state"):
         monkeypatch.setattr(f"bottega.gateway.state.{name}.LEASE_SECONDS", lease)
         monkeypatch.setattr(f"bottega.gateway.state.{name}.GRACE_SECONDS", 0.5)
     monkeypatch.setattr("bottega.gateway.state.shared.RENEW_SECONDS", 0.1)

@@ -16,12 +16,12 @@ from typing import cast
 import pytest
 
 from bottega._util.postgres import PostgresPool
-from bottega._util.valkey_pipe import ValkeyPipe
+from bottega._util.valkey import ValkeyPipe
 from bottega.errors import StoreError
 from bottega.gateway.accounting.ledger_schema import GATEWAY_TABLES
 from bottega.gateway.state import repeats as module
-from bottega.gateway.state.postgres_repeats import PostgresRepeats
-from bottega.gateway.state.redis_repeats import RedisRepeats
+from bottega.gateway.state.postgres_state import PostgresRepeats
+from bottega.gateway.state.redis_state import RedisRepeats
 from bottega.gateway.state.repeats import Flight, RepeatStore, SharedRepeats
 from bottega.gateway.state.response_cache import CachedReply, ReplyCache
 from tests.redis import RedisServer
@@ -154,7 +154,7 @@ async def test_changes_name_the_replaced_keys(store: RepeatStore) -> None:
 async def test_many_changes_are_all_changes(
     store: RepeatStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("postgres_repeats", "redis_repeats"):
+    for name in ("postgres_state", "redis_state"):
         monkeypatch.setattr(f"bottega.gateway.state.{name}.MAX_CHANGES", 2)
     start = await store.changes(None)
     for key in ("a", "b", "c"):
@@ -167,8 +167,8 @@ async def test_many_changes_are_all_changes(
 async def test_flight_lasts_while_it_is_renewed(
     store: RepeatStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bottega.gateway.state.postgres_repeats.FLIGHT_SECONDS", 0.3)
-    monkeypatch.setattr("bottega.gateway.state.redis_repeats.LEASE", 300)
+    monkeypatch.setattr("bottega.gateway.state.postgres_state.FLIGHT_SECONDS", 0.3)
+    monkeypatch.setattr("bottega.gateway.state.redis_state.LEASE", 300)
     await store.begin("k", "one")
     for _ in range(3):
         await asyncio.sleep(0.15)

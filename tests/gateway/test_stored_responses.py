@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.config.gateway_settings import ResponseSettings
 from bottega.gateway.request.response_store import ResponseStore
 from bottega.generation import ScriptedGenerator

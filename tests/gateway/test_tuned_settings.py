@@ -10,7 +10,7 @@ import pytest
 from bottega.errors import StoreError
 from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.config.gateway_settings import Config
-from bottega.gateway.running.tuned import with_tuned_settings
+from bottega.gateway.running.cache_views import with_tuned_settings
 from bottega.knowledge import KnowledgeBase, PixelEmbedder
 from bottega.knowledge.tuned_settings import TunedSettings
 from tests.builders import example

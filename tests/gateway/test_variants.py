@@ -17,6 +17,7 @@ import pytest
 from aiohttp import web
 
 from bottega.errors import SettingError
+from bottega.gateway.accounting.access import ANONYMOUS
 from bottega.gateway.accounting.experiment_report import experiment_report
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_schema import FILE
@@ -24,7 +25,6 @@ from bottega.gateway.accounting.savings import savings
 from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.config.gateway_settings import Config
 from bottega.gateway.config.overrides import Overrides
-from bottega.gateway.ports import ANONYMOUS
 from bottega.gateway.request.experiments import Experiment
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer

@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from bottega.gateway.accounting.row_types import Entry
-from bottega.gateway.telemetry.metrics import AGREEMENT, Metrics
-from bottega.gateway.telemetry.worker_metrics import GAUGE_MODES, WorkerMetrics, remove_gauges
+from bottega.gateway.accounting.ledger_schema import Entry
+from bottega.gateway.telemetry.metrics import (
+    AGREEMENT,
+    GAUGE_MODES,
+    Metrics,
+    WorkerMetrics,
+    remove_gauges,
+)
 
 
 def entry(seconds: float) -> Entry:

@@ -25,14 +25,15 @@ TARGETS = (
         "gateway/test_ledger gateway/test_ledger_writer"
         " gateway/test_limiter gateway/test_accounts gateway/test_budgets"
         " gateway/test_access gateway/test_estimates gateway/test_rollups gateway/test_savings"
-        " gateway/test_sequential gateway/test_feedback gateway/test_experiments cli/test_savings",
+        " gateway/test_sequential gateway/test_feedback gateway/test_experiments"
+        " gateway/test_web_pages gateway/test_overrides cli/test_savings",
     ),
     Target(
-        "gateway/request/finalization gateway/request/calls",
+        "gateway/request/finalization gateway/request/shadow_calls gateway/request/bill",
         "gateway/test_completion gateway/test_budgets gateway/test_disconnects gateway/test_serving"
         " gateway/test_pinned_answers gateway/test_isolation gateway/test_billing"
         " gateway/test_stored_repeats gateway/test_shadow gateway/test_user_pipeline"
-        " gateway/test_judging",
+        " gateway/test_judging gateway/test_reported_agreement gateway/test_estimates",
     ),
     Target(
         "evaluation/runs/run_store evaluation/outcomes evaluation/runs/runner",
@@ -49,10 +50,10 @@ TARGETS = (
     ),
     Target(
         "_util/batch_writer",
-        "_util/test_batch_writer evaluation/test_committer recording/test_cache_recorder"
-        " gateway/test_ledger_writer gateway/test_logs",
+        "_util/test_batch_writer _util/test_outage evaluation/test_committer"
+        " recording/test_cache_recorder gateway/test_ledger_writer gateway/test_logs"
+        " gateway/test_ledger gateway/test_accounts",
     ),
-    Target("_util/outage", "_util/test_outage gateway/test_ledger gateway/test_accounts"),
     Target(
         "_util/sqlite _util/sql_tables _util/store_kind",
         "gateway/test_ledger gateway/test_accounts knowledge/test_rows _util/test_store_kind"
@@ -94,9 +95,10 @@ TARGETS = (
     Target("pipeline", "test_pipeline test_recipe_rcts test_shadowing"),
     # Limits and repeats of gateway requests.
     Target(
-        "gateway/request/reading openai_api/request openai_api/fields",
+        "gateway/request/reading openai_api/request",
         "gateway/test_limits gateway/test_requests gateway/test_hostile_requests"
-        " gateway/test_overrides gateway/test_error_messages gateway/test_passed_urls",
+        " gateway/test_overrides gateway/test_error_messages gateway/test_passed_urls"
+        " gateway/test_decoding gateway/test_field_policy",
     ),
     Target(
         "gateway/request/image_fetcher",
@@ -125,8 +127,6 @@ TARGETS = (
         "gateway/test_admin gateway/test_feedback gateway/test_request_traces",
     ),
     Target("gateway/request/experiments", "gateway/test_experiments gateway/test_variants"),
-    Target("gateway/request/decode_budget", "gateway/test_decoding gateway/test_limits"),
-    Target("gateway/judging", "gateway/test_judging gateway/test_reported_agreement"),
     Target(
         "gateway/telemetry/*",
         "gateway/test_metrics gateway/test_worker_metrics gateway/test_logs"
@@ -147,7 +147,8 @@ TARGETS = (
         " gateway/test_http_streams gateway/test_lenient_upstreams gateway/test_local_upstream"
         " gateway/test_error_messages gateway/test_field_policy gateway/test_passages"
         " gateway/test_reasoning gateway/test_search gateway/test_access"
-        " gateway/test_retrieval_methods gateway/test_shared_gateways gateway/test_compared_parts",
+        " gateway/test_retrieval_methods gateway/test_shared_gateways gateway/test_admission"
+        " gateway/test_limits gateway/test_keep_alive gateway/test_compared_parts",
     ),
     Target(
         "ui/standalone", "cli/test_ui ui/test_page_guards ui/test_hostile_requests ui/test_cache"

@@ -77,7 +77,7 @@ def test_module_constants_decorators_and_defaults_are_settings() -> None:
 
 
 def test_every_edit_is_another_program() -> None:
-    source = (ROOT / SOURCES / "gateway/accounting/limiter.py").read_text(encoding="utf-8")
+    source = (ROOT / SOURCES / "gateway/accounting/access.py").read_text(encoding="utf-8")
     program = ast.dump(ast.parse(source))
     assert all(ast.dump(ast.parse(edit.apply(source))) != program for edit in edits(source))
 
@@ -85,7 +85,7 @@ def test_every_edit_is_another_program() -> None:
 def test_every_module_has_tests_and_begins_with_its_own() -> None:
     for path in modules(ROOT):
         assert files_for(ROOT, path)
-    path = f"{SOURCES}/gateway/accounting/limiter.py"
+    path = f"{SOURCES}/gateway/accounting/access.py"
     assert files_for(ROOT, path)[0] == "tests/gateway/test_limiter.py"
 
 

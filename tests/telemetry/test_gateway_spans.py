@@ -304,7 +304,7 @@ def test_clients_may_name_their_requests(
 def test_off_needs_no_opentelemetry(
     endpoint: Server, tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("tracer", "export"):
+    for name in ("tracer", "exporters"):
         monkeypatch.delitem(sys.modules, f"bottega.telemetry.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)  # an import of it fails
     endpoint.answers = [ok("seven")]

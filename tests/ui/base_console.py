@@ -13,7 +13,7 @@ import aiohttp
 from starlette.applications import Starlette
 
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.knowledge import KnowledgeBase
 from bottega.protocols import Embedder
 from bottega.ui.application import common_routes

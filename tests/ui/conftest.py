@@ -14,7 +14,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, sync_playwright
 from starlette.routing import BaseRoute, Route
 
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.request.cached_examples import Forget
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from playwright.sync_api import Page, expect
 
-from bottega.gateway.accounting.row_types import Account, Entry
+from bottega.gateway.accounting.ledger_schema import Account, Entry
 from bottega.types import Answer, Completion, Compression, Example, Query, Reply, Trace
 from tests.builders import candidates, search_tree, solid_image
 from tests.evaluation.report.builders import benchmark, store_run, store_streams, three_methods

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from playwright.sync_api import Page, expect
 
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.knowledge import KnowledgeBase
 from bottega.types import Example, Query
 from tests.builders import solid_image

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.ui.pages import query_string
 from bottega.ui.sessions import COOKIE, Sessions
 from tests.builders import solid_image

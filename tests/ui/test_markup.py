@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
-from bottega.gateway.accounting.row_types import Entry
+from bottega.gateway.accounting.ledger_schema import Entry
 from bottega.knowledge.records import is_text
 from bottega.types import (
     Answer,

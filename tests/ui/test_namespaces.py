@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import aiohttp
 import pytest
 
-from bottega.gateway.accounting.ratings import read_feedback
-from bottega.gateway.accounting.row_types import Account, Entry
+from bottega.gateway.accounting.ledger_schema import Account, Entry
+from bottega.gateway.accounting.reports import read_feedback
 from bottega.types import Answer, Example, Query
 from tests.builders import solid_image
 from tests.recording.test_traces import trace

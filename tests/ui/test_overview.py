@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from bottega.evaluation.report.charts import BARS_HEIGHT, BARS_WIDTH, round_up, stacked_bars
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.row_types import Entry
+from bottega.gateway.accounting.ledger_schema import Entry
 from bottega.ui.overview import PERIODS, statistics
 from bottega.ui.pages import format_percent, format_usd
 from tests.gateway.gateways import ask

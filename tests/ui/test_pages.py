@@ -4,8 +4,8 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
-from bottega.gateway.accounting.ratings import read_feedback
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
+from bottega.gateway.accounting.reports import read_feedback
 from tests.builders import solid_image
 from tests.server import Server
 from tests.ui.conftest import console, log_in

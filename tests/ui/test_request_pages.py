@@ -14,7 +14,7 @@ from urllib.request import HTTPCookieProcessor, build_opener
 import pytest
 from playwright.sync_api import Page, expect
 
-from bottega.gateway.accounting.row_types import Entry
+from bottega.gateway.accounting.ledger_schema import Entry
 from bottega.types import Query
 from tests.builders import solid_image
 from tests.gateway.gateways import ask

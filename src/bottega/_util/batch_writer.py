@@ -1,4 +1,5 @@
-"""Background writing: a thread or task that exists while there is work, and batches of records."""
+"""Background writing: a thread or task that exists while there is work, batches of records, and the
+log of outages."""
 
 from __future__ import annotations
 
@@ -224,3 +225,22 @@ class BatchWriter(Generic[RecordT, ResultT]):
                 if waiter is not None:
                     waiter.set_result(result)
         return True
+
+
+class OutageLog:
+    """Logger for one service that many calls use. It logs only the first failure of an outage."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self.lasts = False
+        self._log = log
+
+    def failed(self, message: str, *values: object) -> None:
+        if not self.lasts:
+            self.lasts = True
+            self._log.error(message, *values)
+
+    def ended(self, message: str, *values: object) -> None:
+        """Log the message if there was an outage."""
+        if self.lasts:
+            self.lasts = False
+            self._log.warning(message, *values)

@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from bottega._util.durable_files import lock_file, os_errors
-from bottega._util.postgres import (
-    PostgresKind,
-    has_password,
-    is_postgres_url,
-    url_without_password,
-)
+from bottega._util.postgres import PostgresKind, has_password, is_postgres_url, url_without_password
 from bottega._util.postgres_database import PostgresDatabase
 from bottega.errors import SettingError, StoreBusyError
 

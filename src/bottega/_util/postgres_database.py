@@ -14,7 +14,7 @@ from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bottega._util import postgres
-from bottega._util.interrupts import DeferredInterrupt, deferred_interrupts
+from bottega._util.event_loops import DeferredInterrupt, deferred_interrupts
 from bottega._util.postgres import Backoff, PostgresKind, PostgresPool, Setup
 from bottega._util.postgres_errors import translated
 from bottega.errors import StoreError
@@ -27,6 +27,11 @@ T = TypeVar("T")
 PoolWork = Callable[[PostgresPool], Coroutine[Any, Any, T]]
 
 IDLE_SECONDS = 0.05  # after which a session looks for a lost connection
+
+_PARENT_SESSIONS: list[_Session] = []
+# By URL, kind, `create` and `answer_seconds`.
+_SESSION_POOLS: dict[tuple[str, str, bool, float | None], _SessionPool] = {}
+_SESSION_POOLS_LOCK = Lock()
 
 
 def _helper_threads() -> ThreadPoolExecutor:
@@ -136,12 +141,6 @@ class _SessionPool:
             return self._idle.pop()
         except IndexError:
             return None
-
-
-_PARENT_SESSIONS: list[_Session] = []
-# By URL, kind, `create` and `answer_seconds`.
-_SESSION_POOLS: dict[tuple[str, str, bool, float | None], _SessionPool] = {}
-_SESSION_POOLS_LOCK = Lock()
 
 
 @atexit.register

@@ -116,12 +116,7 @@ def parse_toml(text: str, file: str, *, hint: str) -> dict[str, Any]:
 
 
 def read_settings(
-    kind: type[SettingsT],
-    table: object,
-    path: SettingPath,
-    *,
-    missing: str = "",
-    **fixed: object,
+    kind: type[SettingsT], table: object, path: SettingPath, *, missing: str = "", **fixed: object
 ) -> SettingsT:
     """Return the dataclass `kind` from a table. Fields without a value keep their defaults. The
     table cannot contain the `fixed` fields. `missing` is the hint for a field that has neither a

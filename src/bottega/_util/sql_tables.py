@@ -5,6 +5,7 @@ A statement is valid in both, with parameters such as ?1; `SqlDialect` has what 
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from bottega._util.sqlite import FileKind, transaction
 from bottega.image import path_text
 
 REPORT_SECONDS = 600.0
+MAX_USD = 1e12
+MAX_COUNT = 2**40  # so daily sums stay below 2**63
+MAX_SHORT = 300  # characters
 SqlRow = tuple[Any, ...]
 Statement = tuple[str, Sequence[object]]
 
@@ -59,6 +63,56 @@ POSTGRES = SqlDialect(
     leading_number="CAST(split_part({}, ' ', 1) AS double precision)",
     json_texts="SELECT jsonb_array_elements_text(CAST({} AS jsonb))",
 )
+
+
+def storable_text(text: str) -> str:
+    """Return the text with NUL and lone surrogates replaced, which the databases reject."""
+    if text.isascii() and "\0" not in text:
+        return text
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+
+
+def dollars(cost: float | None) -> float | None:
+    """Return the cost, None if it is negative, NaN or too large: one infinite cost would use up
+    every budget."""
+    return cost if cost is not None and 0 <= cost < MAX_USD else None
+
+
+def _short(text: str) -> str:
+    return storable_text(text[:MAX_SHORT])
+
+
+def _dollars_or_zero(cost: float) -> float:
+    return dollars(cost) or 0.0
+
+
+def _count(number: int) -> int:
+    return min(max(number, 0), MAX_COUNT)
+
+
+def _finite(number: float | None) -> float | None:
+    return float(number) if number is not None and math.isfinite(number) else None
+
+
+def _finite_or_zero(number: float) -> float:
+    return _finite(number) or 0.0
+
+
+def _seconds(number: float) -> float:
+    return min(max(0.0, _finite_or_zero(number)), 1e9)  # sums must stay finite
+
+
+# Types of columns. Values from upstreams are changed to acceptable ones, since one value that a
+# database rejects would fail the whole batch.
+Text = Annotated[str, storable_text]
+OptionalText = Annotated[str | None, storable_text]
+Count = Annotated[int, _count]
+Number = Annotated[float, _finite_or_zero]
+OptionalNumber = Annotated[float | None, _finite]
+ShortText = Annotated[str, _short]
+Dollars = Annotated[float, _dollars_or_zero]
+OptionalDollars = Annotated[float | None, dollars]
+Seconds = Annotated[float, _seconds]
 
 
 @dataclass(frozen=True)

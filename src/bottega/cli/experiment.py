@@ -11,9 +11,12 @@ from bottega._util.progress import plural
 from bottega.cli.help import HelpCommand, command_group
 from bottega.cli.options import DataFolder, Json, SharedDatabase, gateway_store, since_option
 from bottega.cli.output import note, print_json, print_table, say
-from bottega.gateway.accounting.experiment_report import experiment_report
+from bottega.gateway.accounting.experiment_report import (
+    MIN_VALUES,
+    SequentialEstimate,
+    experiment_report,
+)
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.sequential import MIN_VALUES, SequentialEstimate
 
 experiment = command_group("Compare the variants of an experiment.")
 NAMES = {

@@ -19,7 +19,7 @@ from bottega.cli.options import (
 )
 from bottega.cli.output import note, say
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.ratings import read_feedback
+from bottega.gateway.accounting.reports import read_feedback
 
 feedback = command_group("Read the feedback that clients have sent.")
 

@@ -14,9 +14,9 @@ from bottega._util.progress import plural
 from bottega.cli.help import HelpCommand, command_group
 from bottega.cli.options import CONFIG, DataFolder, Json, SharedDatabase, gateway_store
 from bottega.cli.output import note, print_json, print_result, print_table
+from bottega.gateway.accounting.access import ALL
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.limiter import ALL
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.config.config_file import load_config
 from bottega.naming import suggestion
 

@@ -211,7 +211,7 @@ def _with_tuned_settings(config: Config, offline: bool = False) -> Config:
     if offline and config.cache.database_setting is not None:
         return config
     with needs_extra("serve"):
-        from bottega.gateway.running.tuned import with_tuned_settings
+        from bottega.gateway.running.cache_views import with_tuned_settings
     return with_tuned_settings(config)
 
 
@@ -285,8 +285,7 @@ def _run_workers(config: Config, workers: int, style: str, read: Callable[[], Co
 def serve_worker(descriptor: int) -> None:
     """Serve as one of several workers; `bottega serve --workers` starts this command."""
     from bottega.gateway.running.build import build
-    from bottega.gateway.running.worker import run_worker
-    from bottega.gateway.running.workers import receive_task
+    from bottega.gateway.running.workers import receive_task, run_worker
     from bottega.gateway.telemetry.logs import log_to
 
     task, channel = receive_task(descriptor)

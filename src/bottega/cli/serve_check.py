@@ -20,8 +20,7 @@ from bottega._util.valkey import display_valkey_url
 from bottega.cli.output import print_table, say
 from bottega.errors import BottegaError, store_errors
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.ledger_schema import FILE
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import FILE, Account
 from bottega.gateway.config.checks import PARAMETERS
 from bottega.gateway.config.config_file import MASTER_RATE, MIN_SIMILARITY
 from bottega.gateway.config.gateway_settings import Config

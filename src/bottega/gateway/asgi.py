@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,19 +18,27 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from bottega.errors import StoreError
+from bottega.gateway.accounting.access import check_host
 from bottega.gateway.apis.embeddings import EMBEDDINGS, EmbeddingsEndpoint
 from bottega.gateway.apis.messages import PING, messages_endpoint, token_count_endpoint
 from bottega.gateway.apis.messages import error_body as messages_error
 from bottega.gateway.apis.responses import responses_endpoint
 from bottega.gateway.apis.text_completions import COMPLETIONS, completions_endpoint
-from bottega.gateway.config.hosts import check_host
-from bottega.gateway.errors import error_response, to_api_error, unknown_model
+from bottega.gateway.errors import CLOSING, error_response, to_api_error, unknown_model
 from bottega.gateway.ports import Receive, Scope, Send
 from bottega.gateway.request.chat import Gateway
 from bottega.gateway.request.exchange import CLIENT_LEFT, ChatEndpoint, request_id
 from bottega.gateway.request.response_store import not_stored, unknown_response
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.streams import to_event
+
+FULL = ApiError(
+    "the gateway has reached its limit of concurrent requests",
+    status=503,
+    code="overloaded",
+    headers={"retry-after": "1"},
+    hint="try again in a moment",
+)
 
 # Paths for monitoring, which are always answered.
 PROBE_PATHS = ("/healthz", "/readyz", "/metrics")
@@ -178,6 +187,10 @@ class App:
         finally:
             receiver.release()  # forms are kept in files until the reply
 
+    def allowed_origins(self) -> Collection[str]:
+        """Return the origins of web pages that may call the API, which a reload may change."""
+        return self._gateway.allowed_origins
+
     def _check(self, scope: Scope, of_console: bool) -> None:
         """Check the host name, and on the metrics port the path. Raises `ApiError`."""
         # Probes and Prometheus send the address or service name of the machine.
@@ -292,3 +305,72 @@ async def _send_not_found(request: Request, error: Exception) -> Response:
         hint=hint,
     )
     return await _send_error(request, not_found)
+
+
+class Admission:
+    """ASGI wrapper that rejects requests above a maximum, with an error of their API. Probes are
+    always admitted; `/readyz` fails while it is `closing`. Web pages of `origins` may call the API,
+    and read all of its errors."""
+
+    def __init__(
+        self,
+        app: Callable[[Scope, Receive, Send], Awaitable[None]],
+        limit: int,
+        origins: Callable[[], Collection[str]] = tuple,
+    ) -> None:
+        self._app = app
+        self.limit = limit
+        self._origins = origins
+        self.in_flight = 0
+        self.closing = False
+        self._empty = asyncio.Event()
+
+    async def finish(self, within: float) -> None:
+        """Wait until no request is in progress, at most `within` seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self.in_flight:
+                    self._empty.clear()
+                    await self._empty.wait()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await open_to_pages(self._admit, scope, self._origins())(scope, receive, send)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif self.closing and scope["path"] == "/readyz":
+            await error_response(CLOSING)(scope, receive, send)
+        elif scope["path"] in PROBE_PATHS:
+            await self._app(scope, receive, send)
+        elif self.in_flight >= self.limit:
+            await error_at(scope["path"], FULL)(scope, receive, send)
+        else:
+            # No await since the comparison: two requests cannot take the same last slot.
+            self.begin()
+            try:
+                await self._app(scope, receive, _closing(send) if self.closing else send)
+            finally:
+                self.end()
+
+    def begin(self) -> None:
+        """Count a request that has begun."""
+        self.in_flight += 1
+
+    def end(self) -> None:
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._empty.set()
+
+
+def _closing(send: Send) -> Send:
+    """Return a `send` that closes the connection after the reply, so the client's next request goes
+    to another gateway."""
+
+    async def send_and_close(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), (b"connection", b"close")]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_and_close

@@ -39,6 +39,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 # The gateway has retried already; without this header, the client's library would too.
 FINAL = {"x-should-retry": "false"}
+# HTTP status by the first matching class; other errors are status 500.
+STATUS: tuple[tuple[type[BottegaError], int], ...] = (
+    (NotFoundError, 404),
+    (StoreBusyError, 503),
+    (StoreUnavailableError, 503),
+    (StoreFullError, 507),
+    (SettingError, 400),
+    (LoadError, 400),
+    (ImageError, 400),
+    (EmbeddingError, 400),
+)
+CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+CLOSING = ApiError(
+    "the gateway is shutting down",
+    status=503,
+    code="shutting_down",
+    headers={"retry-after": "1", "connection": "close"},
+    hint="try again: another gateway may answer",
+)
+MODEL = "the model of this gateway"
 
 
 class MisconfiguredError(RejectedError):
@@ -75,19 +95,6 @@ def tier_fix(error: BottegaError, key_variable: str | None, model: str) -> tuple
     if 300 <= status < 400:
         return "base_url", "set base_url to the address that it redirects to"
     return "", "set HTTPS_PROXY to a proxy that needs no login" if status == 407 else error.hint
-
-
-# HTTP status by the first matching class; other errors are status 500.
-STATUS: tuple[tuple[type[BottegaError], int], ...] = (
-    (NotFoundError, 404),
-    (StoreBusyError, 503),
-    (StoreUnavailableError, 503),
-    (StoreFullError, 507),
-    (SettingError, 400),
-    (LoadError, 400),
-    (ImageError, 400),
-    (EmbeddingError, 400),
-)
 
 
 def status_of(error: BottegaError) -> int:
@@ -146,9 +153,6 @@ def to_api_error(error: Exception) -> ApiError:
     return _failure(500, None, "the gateway failed; see its log")
 
 
-CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-
-
 def code_of(error: Exception, code: object) -> str:
     """Return the code of an error, or the name of its class if the code is missing or free text,
     which an upstream may have sent."""
@@ -175,15 +179,6 @@ def note_failure(record: RequestRecord, error: Exception, stream_of: str = "") -
     return api_error
 
 
-CLOSING = ApiError(
-    "the gateway is shutting down",
-    status=503,
-    code="shutting_down",
-    headers={"retry-after": "1", "connection": "close"},
-    hint="try again: another gateway may answer",
-)
-
-
 def unknown_key(key: str) -> ApiError:
     """Return the error for a key that does not exist, or "" for a request without a key."""
     message, hint = "the API key is unknown", "ask the operator for a key"
@@ -191,9 +186,6 @@ def unknown_key(key: str) -> ApiError:
         message, hint = "the request has no API key", "send Authorization: Bearer KEY; " + hint
     command = " (`bottega keys add NAME`)"
     return ApiError(message, status=401, code="invalid_api_key", hint=hint + command)
-
-
-MODEL = "the model of this gateway"
 
 
 def unknown_model(name: str, models: Iterable[str]) -> ApiError:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
-from bottega.gateway.accounting.limiter import ALL, Reservation
-from bottega.gateway.accounting.row_types import Account, Entry, State
+from bottega.gateway.accounting.access import ANONYMOUS, Reservation
+from bottega.gateway.accounting.ledger_schema import Account, Entry, State
 from bottega.openai_api.request import Body, ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import DONE_EVENT, to_chunks, to_event
 from bottega.pipeline import Pipeline
-from bottega.protocols import Prompter, Tier, Vectors
+from bottega.protocols import Prompter, Tier, Vectors, turns_only
 from bottega.recipes.rcts import FETCH, SearchLimits
 from bottega.routing import ShadowSampler
 from bottega.types import Candidate, Compression, Example, Prefix, Prompt, Query, SearchTree, Usage
 
 SEARCHED = "rcts"  # RequestRecord.search after a search with a result
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+NO_USAGE = Usage()
+MAX_NAME = 200
+ReadBody = Callable[[], Awaitable[bytes]]
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,11 @@ class ServedTier:
     @property
     def name(self) -> str:
         return self.tier.name
+
+    @cached_property
+    def turns_only(self) -> bool:
+        """Whether the model supports only brief turns without reasoning."""
+        return turns_only(self.tier.generator)
 
     @property
     def max_candidates(self) -> int:
@@ -190,15 +201,6 @@ class Tenants(Protocol):
     async def open(self, namespace: str, /) -> Tenant: ...
 
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-# All requests without a key share it, so it has no limits of its own.
-ANONYMOUS = Account("", "anonymous", max_concurrent=sys.maxsize, tiers=(ALL,))
-NO_USAGE = Usage()
-MAX_NAME = 200
-
-
 @dataclass(slots=True)
 class RequestRecord:
     """Record of one request, filled in while it is processed and logged when it ends."""
@@ -278,7 +280,6 @@ class HttpReply:
     is_live: bool = False
 
 
-ReadBody = Callable[[], Awaitable[bytes]]
 AnswerHandler = Callable[[RequestRecord, Mapping[str, str], ReadBody], Awaitable[HttpReply]]
 
 

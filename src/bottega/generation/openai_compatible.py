@@ -18,7 +18,7 @@ from bottega.image import Image
 from bottega.openai_api.client import ChatClient, Convert, Fields, RetryPolicy
 from bottega.openai_api.endpoint import CHAT_PATH, COMPLETIONS_PATH, Endpoint
 from bottega.openai_api.errors import WRONG_PROTOCOL, JSONObject
-from bottega.openai_api.fields import data_url_cache, messages_json, sampling_fields
+from bottega.openai_api.request import data_url_cache, messages_json, sampling_fields
 from bottega.openai_api.response import get
 from bottega.types import Message, Prompt, Reply, Samples, Sampling, Usage
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from types import TracebackType
@@ -22,10 +23,8 @@ import orjson
 from bottega._util.tracing import current_tracer, model_call
 from bottega.errors import EndpointError, GenerationError, RejectedError, SettingError
 from bottega.openai_api import lazy_aiohttp as aiohttp
-from bottega.openai_api.endpoint import CHAT_PATH, NO_HEADERS, Endpoint
+from bottega.openai_api.endpoint import CHAT_PATH, NO_HEADERS, Endpoint, describe_call
 from bottega.openai_api.errors import JSONObject
-from bottega.openai_api.fields import Dialect, rejects_field
-from bottega.openai_api.model_calls import describe_call, measured_stream
 from bottega.openai_api.response import (
     ChatCompletion,
     are_events,
@@ -35,8 +34,21 @@ from bottega.openai_api.response import (
     reported_failure,
 )
 from bottega.openai_api.streams import from_events
-from bottega.openai_api.transport import Connections, Response, exchange, stream_chunks
+from bottega.openai_api.transport import (
+    Connections,
+    Response,
+    exchange,
+    measured_stream,
+    stream_chunks,
+)
 from bottega.types import Prompt
+
+UNKNOWN_FIELD = re.compile(
+    r"(?i)unsupported|not supported|unrecogni|unknown|unexpected|not permitted|not allowed"
+    r"|forbidden|deprecated|does not support|instead"
+)
+LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
+LIMIT_NAME = re.compile(r"\bmax_(completion_)?tokens\b")
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +56,9 @@ Fields = dict[str, object]
 Encode = Callable[[Fields], Awaitable[bytes]]
 Convert = Callable[[JSONObject], JSONObject]
 T = TypeVar("T")
+_call: ContextVar[CallState | None] = ContextVar("call", default=None)
+CircuitState = Literal["closed", "open", "half-open"]
+MAX_RECORDED = 1000
 
 
 @dataclass
@@ -57,9 +72,6 @@ class CallState:
     @property
     def is_waiting(self) -> bool:
         return self.idle.is_set()
-
-
-_call: ContextVar[CallState | None] = ContextVar("call", default=None)
 
 
 @contextmanager
@@ -318,10 +330,6 @@ class RetryPolicy:
         return ceiling * self.random()
 
 
-CircuitState = Literal["closed", "open", "half-open"]
-MAX_RECORDED = 1000
-
-
 class PausedError(GenerationError):
     """Error of a call that was not sent because the breaker is open after the failure `last`.
     `retry_after` is in seconds. Not an `EndpointError`, so retries do not wait for it: another tier
@@ -482,3 +490,39 @@ class Attempt:
 def _is_client_error(error: BaseException) -> bool:
     status = error.status if isinstance(error, EndpointError) else None
     return status is not None and 400 <= status < 500
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """Fields that a server accepts, learned from its errors. `limit_field` is the only name of the
+    token limit that it accepts, None for both; another model behind the same name may change it."""
+
+    limit_field: str | None = None
+    stream_options: bool = True
+
+    def spell(self, fields: dict[str, object]) -> dict[str, object]:
+        """Return the fields as the server accepts them."""
+        if self.limit_field is not None and LIMITS[self.limit_field] in fields:
+            fields = dict(fields)
+            limit = fields.pop(LIMITS[self.limit_field])
+            fields.setdefault(self.limit_field, limit)
+        if not self.stream_options and "stream_options" in fields:
+            fields = {name: value for name, value in fields.items() if name != "stream_options"}
+        return fields
+
+    def after(self, error: RejectedError, fields: dict[str, object]) -> Dialect | None:
+        """Return the dialect to try after this error for `fields`, None if none can help."""
+        message = f"{error} {getattr(error, 'param', '')}"
+        if not rejects_field(error):
+            return None
+        given = next((name for name in LIMITS if name in fields), None)
+        if given is not None and LIMIT_NAME.search(message):
+            return replace(self, limit_field=LIMITS[self.limit_field or given])
+        if self.stream_options and "stream_options" in message and "stream_options" in fields:
+            return replace(self, stream_options=False)
+        return None
+
+
+def rejects_field(error: RejectedError) -> bool:
+    """Return whether the error says that the server does not know or support a field."""
+    return error.status in (400, 422) and UNKNOWN_FIELD.search(str(error)) is not None

@@ -1,4 +1,4 @@
-"""Address and credentials of an endpoint, and its errors without secrets."""
+"""Address and credentials of an endpoint, its errors without secrets, and calls for a tracer."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
-from urllib.request import getproxies, proxy_bypass
 
 from yarl import URL
 
+from bottega._util.tracing import ModelCall
 from bottega.errors import EndpointError, RejectedError, SettingError
 from bottega.openai_api.errors import JSONObject, RequestRejectedError, status_error
 from bottega.openai_api.response import error_message
+from bottega.types import Prompt
 
 Redact = Callable[[str], str]
 # Shorter strings are no secrets, and redacting them would hide ordinary words.
@@ -38,6 +38,21 @@ OWN_HEADERS = frozenset(
         *("te", "traceparent", "tracestate", "trailer", "transfer-encoding", "upgrade"),
     )
 )
+# Names of OpenTelemetry's conventions for operations, and for the providers of these hosts. Other
+# servers of the protocol, such as vLLM, count as `openai`.
+OPERATIONS = {CHAT_PATH: "chat", COMPLETIONS_PATH: "text_completion"}
+PROVIDERS = {
+    "api.anthropic.com": "anthropic",
+    "api.cohere.ai": "cohere",
+    "api.deepseek.com": "deepseek",
+    "api.groq.com": "groq",
+    "api.mistral.ai": "mistral_ai",
+    "api.moonshot.ai": "moonshot_ai",
+    "api.perplexity.ai": "perplexity",
+    "api.x.ai": "x_ai",
+    "generativelanguage.googleapis.com": "gcp.gemini",
+}
+AZURE = ".openai.azure.com"
 KEY_HINT = "copy the key again, without quotes or line breaks"
 BASE_HINT = "set OPENAI_BASE_URL (or base_url=) to something like http://localhost:8000/v1"
 
@@ -55,20 +70,6 @@ def redactor(secrets: Iterable[str]) -> Redact:
     longest_first = sorted(long, key=len, reverse=True)
     pattern = re.compile("|".join([*map(re.escape, longest_first), SECRET_PATTERN]), re.IGNORECASE)
     return lambda text: pattern.sub("[redacted]", text)
-
-
-def parse_address(host: str) -> IPv4Address | IPv6Address | None:
-    """Return the IP address, or None for a name."""
-    try:
-        return ip_address(host)
-    except ValueError:
-        return None
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host without port is `localhost` or a loopback address."""
-    address = parse_address(host)
-    return host == "localhost" if address is None else address.is_loopback
 
 
 def check_header(name: str) -> None:
@@ -102,10 +103,7 @@ class Endpoint:
 
     @classmethod
     def locate(
-        cls,
-        base_url: str | None,
-        api_key: str | None,
-        headers: Mapping[str, str] | None = None,
+        cls, base_url: str | None, api_key: str | None, headers: Mapping[str, str] | None = None
     ) -> Endpoint:
         """Return the endpoint; the defaults are OPENAI_BASE_URL and OPENAI_API_KEY. `headers` are
         added to every request, and their values treated as secrets. Raises `SettingError`."""
@@ -134,13 +132,6 @@ class Endpoint:
 
     def url(self, path: str) -> URL:
         return self.base.joinpath(path.lstrip("/")).with_query(self.base.query)
-
-    @property
-    def proxy(self) -> str | None:
-        host = self.base.host or ""
-        if is_loopback(host) or proxy_bypass(host):
-            return None
-        return getproxies().get(self.base.scheme)
 
     def display(self, message: str) -> str:
         """Return a server's message in one line, without secrets."""
@@ -177,8 +168,7 @@ def _parse(text: str) -> URL:
     if url.scheme not in ("http", "https") or not host:
         shown = text.rpartition("@")[2][:60]  # without user and password
         raise SettingError(
-            f"the base URL must start with http:// or https://, got {shown!r}",
-            hint=BASE_HINT,
+            f"the base URL must start with http:// or https://, got {shown!r}", hint=BASE_HINT
         )
     path = url.path.rstrip("/").removesuffix(CHAT_PATH).removesuffix(COMPLETIONS_PATH)
     return url.with_path(path, keep_query=True)
@@ -200,3 +190,27 @@ def requested_wait(
         return max(0.0, date.timestamp() - now())
     except (ValueError, OverflowError):  # years and offsets beyond the range of a date
         return None
+
+
+def describe_call(
+    model: str,
+    endpoint: Endpoint,
+    path: str,
+    fields: Mapping[str, object],
+    *,
+    prompt: Prompt | None = None,
+    stream: bool = False,
+) -> ModelCall:
+    """Return the call of a body with these fields. `prompt` is what is added to them."""
+    host = endpoint.base.host or ""
+    provider = "azure.ai.openai" if host.endswith(AZURE) else PROVIDERS.get(host, "openai")
+    return ModelCall(
+        model,
+        provider,
+        OPERATIONS[path],
+        fields,
+        prompt,
+        address=host,
+        port=endpoint.base.port,
+        stream=stream,
+    )

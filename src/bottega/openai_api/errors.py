@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 import orjson
 
@@ -14,6 +15,17 @@ from bottega.errors import (
     RejectedError,
     ServerFailedError,
 )
+
+MAX_NAME = 200
+JSON_NAMES = {
+    str: "a string",
+    int: "an integer",
+    float: "a decimal number",
+    bool: "a boolean",
+    dict: "an object",
+    list: "an array",
+    type(None): "null",
+}
 
 JSONObject = Mapping[str, object]
 WRONG_PROTOCOL = "check that this server supports the OpenAI chat-completions protocol"
@@ -108,3 +120,38 @@ def status_error(
     if 300 <= status < 400:
         other = "the base URL redirects: set it to the address that it redirects to"
     return RejectedError(text, status=status, hint=hints.get(status, other))
+
+
+def wrong_type(param: str, expected: str, value: object) -> NoReturn:
+    named = f"'{param}'" if param else "the request's body"
+    got = JSON_NAMES.get(type(value), "something else")
+    raise invalid(
+        f"Invalid type for {named}: expected {expected}, but got {got}.",
+        param or None,
+        "invalid_type",
+    )
+
+
+def above_limit(param: str, problem: str, code: str = "limit_exceeded") -> NoReturn:
+    param = param[:MAX_NAME]  # a client may send names of any length
+    raise ApiError(
+        f"Invalid '{param}': {problem}.",
+        status=400,
+        code=code,
+        param=param,
+        hint="send less at once, or ask the operator for a higher limit",
+    )
+
+
+def image_error(message: str, param: str, hint: str) -> ApiError:
+    return ApiError(message, status=400, code="invalid_image", param=param, hint=hint)
+
+
+def invalid(message: str, param: str | None, code: str) -> ApiError:
+    return ApiError(
+        message,
+        status=400,
+        code=code,
+        param=param,
+        hint="see the chat-completions reference for the fields of a request",
+    )

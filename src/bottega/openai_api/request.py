@@ -1,28 +1,34 @@
-"""Chat-completions requests: bodies parsed once, within limits."""
+"""Requests of chat completions: parsing of bodies, checks of fields, and prompts as bodies."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
+from typing import NoReturn, cast
 
 import orjson
 
-from bottega.openai_api.errors import ApiError
-from bottega.openai_api.fields import (
-    FIELDS,
+from bottega._util.caching import LRUCache
+from bottega.image import Image
+from bottega.openai_api.errors import (
     MAX_NAME,
-    ROLES,
-    ROLES_WITHOUT_CONTENT,
+    ApiError,
     above_limit,
     image_error,
     invalid,
-    require,
     wrong_type,
 )
 from bottega.openai_api.streams import CHARACTERS_PER_TOKEN
+from bottega.types import Message, Sampling
+
+ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
+# A tool call, or the answer to one, may be without content.
+ROLES_WITHOUT_CONTENT = {"assistant", "tool", "function"}
+SERVICE_TIER = "service_tier"
+DataUrl = Callable[[Image], str]
+KEEP_ENCODED = 64 << 20
 
 Body = Mapping[str, object]
 JSONDict = dict[str, object]
@@ -40,6 +46,79 @@ MAX_IMAGE_TOKENS = 1100
 OTHER_PART_TOKENS = 1100  # a file, a sound
 ASCII = bytes(range(128))
 ADDRESS = re.compile(r"\s*(?!data:)[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
+INTEGERS, NUMBERS = (int,), (int, float)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    expected: str
+    fits: Callable[[object], bool]
+    numbers: tuple[type, ...] = ()
+    """Types of which only the value can be wrong."""
+
+    def reject(self, name: str, value: object) -> NoReturn:
+        if type(value) not in self.numbers:
+            wrong_type(name, self.expected, value)
+        raise invalid(
+            f"Invalid value for '{name}': expected {self.expected}, but got {value}.",
+            name,
+            "invalid_value",
+        )
+
+
+def _is_integer(value: object, low: int = 0, high: int = 2**53) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and abs(cast(float, value)) <= 1e9
+
+
+def _is_list_of(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(isinstance(one, kind) for one in value)
+
+
+STRING = _Kind("a string", lambda value: isinstance(value, str))
+BOOLEAN = _Kind("a boolean", lambda value: isinstance(value, bool))
+OBJECT = _Kind("an object", lambda value: isinstance(value, dict))
+OBJECTS = _Kind("an array of objects", lambda value: _is_list_of(value, dict))
+NUMBER = _Kind("a number from -1e9 to 1e9", _is_number, NUMBERS)
+COUNT = _Kind("an integer of 1 or more", lambda value: _is_integer(value, 1), INTEGERS)
+NATURAL = _Kind("an integer of 0 or more", _is_integer, INTEGERS)
+TEMPERATURE = _Kind(
+    "a number from 0 to 1e9", lambda v: _is_number(v) and cast(float, v) >= 0, NUMBERS
+)
+# Null means absent everywhere.
+FIELDS: Mapping[str, _Kind] = {
+    "frequency_penalty": NUMBER,
+    "functions": OBJECTS,
+    "logit_bias": OBJECT,
+    "logprobs": BOOLEAN,
+    "max_completion_tokens": COUNT,
+    "max_tokens": COUNT,
+    "metadata": OBJECT,
+    "min_tokens": NATURAL,
+    "model": STRING,
+    "n": _Kind("an integer from 1 to 128", lambda value: _is_integer(value, 1, 128), INTEGERS),
+    "parallel_tool_calls": BOOLEAN,
+    "presence_penalty": NUMBER,
+    "reasoning_effort": STRING,
+    "response_format": OBJECT,
+    "seed": _Kind("an integer", lambda value: _is_integer(value, -(2**63), 2**64), INTEGERS),
+    "stop": _Kind(
+        "a string or an array of strings",
+        lambda value: isinstance(value, str) or _is_list_of(value, str),
+    ),
+    "store": BOOLEAN,
+    "stream": BOOLEAN,
+    "stream_options": OBJECT,
+    "temperature": TEMPERATURE,
+    "tools": OBJECTS,
+    "top_logprobs": NATURAL,
+    "top_p": NUMBER,
+    "user": STRING,
+    "verbosity": STRING,
+}
 
 
 @dataclass(slots=True)
@@ -113,6 +192,11 @@ class ChatRequest:
     @property
     def model(self) -> str:
         return str(self.body.get("model"))
+
+    @property
+    def image_detail(self) -> str | None:
+        """The detail of the last image, which demonstrations get, too."""
+        return self.images[-1].detail if self.images else None
 
     @property
     def raw_messages(self) -> list[Body]:
@@ -441,3 +525,51 @@ def non_ascii_bytes(text: str) -> int:
     if text.isascii():
         return 0
     return len(text.encode("utf-8", "surrogatepass").translate(None, ASCII))
+
+
+def data_url_cache() -> DataUrl:
+    """Return a function that encodes images as data URLs and caches the results by content: the
+    same examples are shown repeatedly, and a knowledge base returns new objects for each query."""
+    encoded: LRUCache[str, str] = LRUCache(KEEP_ENCODED, size=len)
+
+    def data_url(image: Image) -> str:
+        url = encoded.get(image.sha256)
+        if url is None:
+            encoded.put(image.sha256, url := image.data_url)
+        return url
+
+    return data_url
+
+
+def sampling_fields(sampling: Sampling) -> dict[str, object]:
+    """Return the sampling parameters as fields of a body, None for those to leave out."""
+    return {
+        "temperature": sampling.temperature,
+        "max_tokens": sampling.max_tokens,
+        "n": sampling.n if sampling.n > 1 else None,
+        "seed": sampling.seed,
+        "stop": list(sampling.stop) or None,
+    }
+
+
+def messages_json(messages: Sequence[Message], data_url: DataUrl) -> list[dict[str, object]]:
+    """Return the messages of a prompt as JSON, images as data URLs. Blocks: encodes images."""
+    rows: list[dict[str, object]] = []
+    for message in messages:
+        parts = [
+            {"type": "text", "text": part}
+            if isinstance(part, str)
+            else {"type": "image_url", "image_url": {"url": data_url(part)}}
+            for part in message.parts
+        ]
+        is_plain = len(parts) == 1 and parts[0]["type"] == "text"
+        rows.append({"role": message.role, "content": parts[0]["text"] if is_plain else parts})
+    return rows
+
+
+def require(found: Mapping[str, object], name: str, where: str) -> None:
+    if found.get(name) is None:
+        param = f"{where}.{name}" if where else name
+        raise invalid(
+            f"Missing required parameter: '{param}'.", param, "missing_required_parameter"
+        )

@@ -6,15 +6,26 @@ import asyncio
 import io
 import math
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from time import perf_counter
 from typing import TYPE_CHECKING
+from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
 import orjson
+from yarl import URL
 
 from bottega._util.caching import FairSemaphore
-from bottega._util.tracing import forwarded_headers
-from bottega.errors import EndpointError, EndpointTimeoutError, GarbledError, UnreachableError
+from bottega._util.tracing import ModelCall, Tracer, forwarded_headers
+from bottega.errors import (
+    EndpointError,
+    EndpointTimeoutError,
+    GarbledError,
+    GenerationError,
+    UnreachableError,
+)
 from bottega.openai_api import lazy_aiohttp as aiohttp
 from bottega.openai_api.endpoint import NO_HEADERS, Endpoint
 from bottega.openai_api.errors import WRONG_PROTOCOL
@@ -26,7 +37,7 @@ from bottega.openai_api.response import (
     parse_reply,
     reported_failure,
 )
-from bottega.openai_api.streams import StreamProgress, ToError, cut_off, to_chunks
+from bottega.openai_api.streams import StreamProgress, ToError, cut_off, from_chunks, to_chunks
 
 if TYPE_CHECKING:
     from yarl import URL
@@ -96,7 +107,7 @@ class Connections:
                 headers=self.endpoint.headers,
                 max_field_size=MAX_HEADER,
                 max_line_size=MAX_HEADER,
-                proxy=self.endpoint.proxy,
+                proxy=_proxy(self.endpoint.base),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
             slots = FairSemaphore.of_slots(self.concurrency)
@@ -108,6 +119,13 @@ class Connections:
         connection = self._by_loop.pop(asyncio.get_running_loop(), None)
         if connection is not None:
             await connection.lifetime.aclose()
+
+
+def _proxy(url: URL) -> str | None:
+    host = url.host or ""
+    if is_loopback(host) or proxy_bypass(host):
+        return None
+    return getproxies().get(url.scheme)
 
 
 async def _lifetime(session: aiohttp.ClientSession) -> AsyncGenerator[None]:
@@ -266,3 +284,47 @@ def _chunks_of(whole: bytes, where: str, to_error: ToError) -> tuple[bytes, ...]
         raise to_error(*failure, NO_HEADERS)
     parse_completions(reply, where)
     return to_chunks(orjson.dumps({"usage": no_usage(), **reply}), include_usage=True)
+
+
+def parse_address(host: str) -> IPv4Address | IPv6Address | None:
+    """Return the IP address, or None for a name."""
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host without port is `localhost` or a loopback address."""
+    address = parse_address(host)
+    return host == "localhost" if address is None else address.is_loopback
+
+
+async def measured_stream(
+    tracer: Tracer, call: ModelCall, chunks: AsyncGenerator[bytes]
+) -> AsyncGenerator[bytes]:
+    """Yield the chunks of a streamed reply, and measure the call."""
+    span, started, received = tracer.begin_call(call), perf_counter(), list[bytes]()
+    try:
+        async with aclosing(chunks):
+            # Only the first chunk sends a request. The span must not be active at a `yield`, which
+            # continues in the code of the consumer.
+            with span.active():
+                first = await anext(chunks, None)
+            if first is not None:
+                call.first_seconds = perf_counter() - started
+                received.append(first)
+                yield first
+                async for chunk in chunks:
+                    received.append(chunk)
+                    yield chunk
+    except BaseException as error:
+        span.end(error)
+        raise
+    try:
+        completed = from_chunks(received)
+    except GenerationError as error:
+        span.end(error)
+        return
+    call.set_reply(completed)
+    span.end()

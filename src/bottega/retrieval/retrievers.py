@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 import weakref
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 
@@ -20,6 +20,7 @@ from bottega.types import Candidate, Example, Query, Trace
 
 CONTEXT_TAG = "context"
 WIDER = 4
+SAME_TEXT_DEPTH = 32  # candidates among which a router looks for one with the same text
 
 
 @dataclass(frozen=True)
@@ -325,3 +326,51 @@ def _not_empty(ids: Sequence[str]) -> list[str]:
             "the knowledge base is empty", hint="bottega add K.db FOLDER fills it"
         )
     return list(ids)
+
+
+class SimilarityFilter:
+    """Retriever wrapper that drops candidates less similar than `min_similarity`."""
+
+    def __init__(self, retrieve: Retriever, min_similarity: float) -> None:
+        self._retrieve, self._min_similarity = retrieve, min_similarity
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        return [one for one in await self._retrieve(query, k) if one.score >= self._min_similarity]
+
+
+class UnreadFilter:
+    """Retriever wrapper that returns no candidates for a question without any of the parts `reads`.
+    Where these lack images, the answers to questions with images are no candidates, for such a
+    question or another one; passages are."""
+
+    def __init__(self, retrieve: Retriever, reads: Collection[str]) -> None:
+        self._retrieve, self._reads = retrieve, reads
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        has_text, has_image = "text" in self._reads, "image" in self._reads
+        if not ((has_text and query.text) or (has_image and query.images)):
+            return []
+        found = await self._retrieve(query, k)
+        if has_image:
+            return found
+        return [
+            one
+            for one in found
+            if not (one.example.answer and (query.images or one.example.query.images))
+        ]
+
+
+class SameTextFilter:
+    """Retriever wrapper that drops candidates with another text, for a router by a search that
+    compares images alone: other questions about the same image are not similar."""
+
+    def __init__(self, retrieve: Retriever) -> None:
+        self._retrieve = retrieve
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        for depth in (k, SAME_TEXT_DEPTH):
+            found = await self._retrieve(query, depth)
+            same = [one for one in found if one.example.query.text == query.text]
+            if same or len(found) < depth:
+                break
+        return same[:k]

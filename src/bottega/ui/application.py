@@ -51,11 +51,7 @@ LINKS = (
 
 
 def gateway_routes(
-    server: GatewayServer,
-    open_base: BaseOpener | None,
-    forget: Forget,
-    *,
-    token: str | None = None,
+    server: GatewayServer, open_base: BaseOpener | None, forget: Forget, *, token: str | None = None
 ) -> list[BaseRoute]:
     """Return the routes of a gateway's console. `open_base` returns the knowledge base of a
     namespace and blocks; None for a pipeline of Python code. `forget` removes the replies of a

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from starlette.datastructures import UploadFile
 
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.request.cached_examples import HUMAN, IMPORTED
 from bottega.image import MAX_BYTES, Image
 from bottega.knowledge import KnowledgeBase

@@ -157,7 +157,7 @@ class GatewayClient:
             # The user may be a client: details of upstreams appear in the log only.
             outcome.error = to_api_error(error)
         finally:
-            self.server.on_end(record)
+            self.server.recorder(record)
         outcome.trace = next(iter(tenants.traces), None)
         return outcome
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.openai_api.errors import ApiError
 from bottega.ui.pages import Page, PageResult, Redirect, Visit, require
 

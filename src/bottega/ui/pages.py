@@ -23,9 +23,9 @@ from starlette.routing import Route
 
 from bottega._util.caching import CLIENT
 from bottega._util.progress import plural
+from bottega._util.sql_tables import storable_text
 from bottega.errors import BottegaError
 from bottega.evaluation.report.payload import thumbnail
-from bottega.gateway.accounting.row_types import storable_text
 from bottega.gateway.asgi import CONSOLE
 from bottega.gateway.errors import status_of, to_api_error
 from bottega.image import Image

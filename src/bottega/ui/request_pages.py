@@ -14,6 +14,7 @@ from starlette.responses import Response
 from bottega.errors import ImageError, NotFoundError
 from bottega.evaluation.report.explanation import ENDED, image_hashes, render_explanation
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger_schema import Entry, State
 from bottega.gateway.accounting.reports import (
     EntryFilter,
     find_request,
@@ -21,7 +22,6 @@ from bottega.gateway.accounting.reports import (
     request_time,
     requests_at,
 )
-from bottega.gateway.accounting.row_types import Entry, State
 from bottega.gateway.apis.feedback import FeedbackEndpoint
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from itsdangerous import BadSignature, URLSafeTimedSerializer
 from starlette.requests import Request
 
+from bottega.gateway.accounting.access import ANONYMOUS, may_use
 from bottega.gateway.accounting.accounts import Accounts
-from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.config.overrides import may_use
-from bottega.gateway.ports import ANONYMOUS
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.openai_api.errors import ApiError
 
 COOKIE = "bottega_console"

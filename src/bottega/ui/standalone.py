@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bottega._util.sqlite import application_id
 from bottega.errors import SettingError
 from bottega.evaluation.runs.run_store import FILE, RUN_FILE
+from bottega.gateway.accounting.access import check_host
 from bottega.gateway.asgi import unframed
-from bottega.gateway.config.hosts import check_host
 from bottega.gateway.errors import error_response
 from bottega.image import Image
 from bottega.knowledge.sqlite.schema import KNOWLEDGE_BASE

@@ -15,12 +15,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from bottega._util.outage import OutageLog
+from bottega._util.batch_writer import OutageLog
 from bottega._util.sql_tables import SqlRow, SqlTables, placeholders
 from bottega.errors import BottegaError, NotFoundError, SettingError
 from bottega.gateway.accounting.ledger_database import open_tables
-from bottega.gateway.accounting.ledger_schema import ACCOUNTS, GATEWAY_DB
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import ACCOUNTS, GATEWAY_DB, Account
 from bottega.knowledge.records import is_text
 
 log = logging.getLogger(__name__)
@@ -135,38 +134,13 @@ class Accounts:
         self._stored(id)
         self._update(id, {"sessions_after": time.time()})
 
-    def add(
-        self,
-        name: str,
-        *,
-        namespace: str = "",
-        admin: bool = False,
-        can_store: bool = True,
-        requests_per_minute: int | None = None,
-        usd_per_month: float | None = None,
-        max_concurrent: int | None = None,
-        tiers: Sequence[str] | None = None,
-        max_namespaces: int | None = None,
-        expires: float | None = None,
-        viewer: bool = False,
-    ) -> tuple[Account, str]:
-        """Add an account. Return it and its key, which cannot be shown again. Raises
-        `SettingError`."""
-        account = Account(
-            secrets.token_hex(6),
-            name,
-            namespace,
-            admin,
-            can_store,
-            requests_per_minute,
-            usd_per_month,
-            time.time(),
-            max_concurrent=max_concurrent,
-            tiers=None if tiers is None else tuple(tiers),
-            max_namespaces=max_namespaces,
-            expires=expires,
-            viewer=viewer,
-        )
+    def add(self, name: str, **settings: Any) -> tuple[Account, str]:
+        """Add an account with these fields of `Account`. Return it and its key, which cannot be
+        shown again. Raises `SettingError`."""
+        if settings.get("tiers") is not None:
+            settings["tiers"] = tuple(settings["tiers"])
+        account = Account(secrets.token_hex(6), name, created=time.time())
+        account = replace(account, **settings)
         _check(account)
         secret = secrets.token_hex(32)
         row = {**_row(vars(account)), "digest": sha256(secret.encode()).digest()}

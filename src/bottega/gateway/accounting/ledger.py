@@ -13,10 +13,9 @@ from pathlib import Path
 
 import orjson
 
-from bottega._util.batch_writer import LoopWriter, WriterThread
-from bottega._util.outage import OutageLog
+from bottega._util.batch_writer import LoopWriter, OutageLog, WriterThread
 from bottega._util.postgres import PostgresPool
-from bottega._util.sql_tables import DatabaseTables, SqlDialect, SqlRow
+from bottega._util.sql_tables import DatabaseTables, SqlDialect, SqlRow, dollars
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.ledger_database import (
     AccountMonth,
@@ -28,8 +27,7 @@ from bottega.gateway.accounting.ledger_database import (
     month_of,
     open_tables,
 )
-from bottega.gateway.accounting.ledger_schema import DAY, RULES_VERSION
-from bottega.gateway.accounting.row_types import Entry, ShadowSample, dollars
+from bottega.gateway.accounting.ledger_schema import DAY, RULES_VERSION, Entry, ShadowSample
 
 log = logging.getLogger(__name__)
 

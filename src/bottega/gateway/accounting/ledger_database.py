@@ -22,6 +22,7 @@ from bottega._util.sql_tables import (
     TableSchema,
     placeholders,
     postgres_statement,
+    storable_text,
 )
 from bottega.errors import StoreError
 from bottega.gateway.accounting.ledger_schema import (
@@ -31,8 +32,9 @@ from bottega.gateway.accounting.ledger_schema import (
     GATEWAY_DB,
     GATEWAY_TABLES,
     SHADOWS,
+    Entry,
+    ShadowSample,
 )
-from bottega.gateway.accounting.row_types import Entry, ShadowSample, storable_text
 from bottega.image import path_text
 
 AccountMonth = tuple[str, str]
@@ -59,6 +61,8 @@ SHADOWS_AFTER = (
     " AND retrieve = ?4 AND with_score IS NOT NULL AND without_score IS NOT NULL"
     f" AND {CURRENT_RULES} ORDER BY transaction, number LIMIT ?5"
 )
+# Insertions of many rows in one statement, with one array per column.
+WRITE = postgres_statement(f"SELECT * FROM gateway_write({placeholders(len(ENTRIES.columns) + 2)})")
 
 
 def open_tables(location: str | Path, *, create: bool = True) -> FileTables | DatabaseTables:
@@ -279,8 +283,6 @@ def _unnest(types: Iterable[type]) -> str:
     return f"SELECT * FROM unnest({arrays})"
 
 
-# Insertions of many rows in one statement, with one array per column.
-WRITE = postgres_statement(f"SELECT * FROM gateway_write({placeholders(len(ENTRIES.columns) + 2)})")
 INSERT_SHADOWS = (
     f"INSERT INTO gateway_shadows ({SHADOWS.column_list})"
     f" {_unnest(column.type for column in SHADOWS.columns)} ON CONFLICT (id) DO NOTHING"

@@ -1,20 +1,164 @@
-"""Tables of the gateway: accounts, ledger, feedback, stored responses, shared state.
+"""Rows and tables of the gateway: accounts, ledger, feedback, stored responses, shared state.
 
-Both databases have these tables. PostgreSQL has further ones, for the state that several gateways
-share.
+The fields of the dataclasses declare the columns. Both databases have these tables. PostgreSQL has
+further ones, for the state that several gateways share.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 from bottega._util.postgres import PostgresKind
-from bottega._util.sql_tables import POSTGRES, SQLITE, SqlDialect, TableSchema
+from bottega._util.sql_tables import (
+    POSTGRES,
+    SQLITE,
+    Count,
+    Dollars,
+    Number,
+    OptionalDollars,
+    OptionalNumber,
+    OptionalText,
+    Seconds,
+    ShortText,
+    SqlDialect,
+    TableSchema,
+    Text,
+)
 from bottega._util.sqlite import FileKind
-from bottega.gateway.accounting.row_types import Account, DailySums, Entry, Feedback, ShadowSample
-from bottega.gateway.judging import JUDGE_VERSION
 from bottega.parsing import COMPARISON_RULES
 
 FILE = "gateway.db"
 DAY = 86_400
+# Version of the judge's instruction, stored with each sample.
+JUDGE_VERSION = 1
+# A shadow is an extra call after an answer, made to measure the demonstrations. It has a cost but
+# is not a client's request. A counted request asked for its number of tokens, not for an answer.
+State = Literal["answered", "replayed", "passed_through", "failed", "shadow", "counted"]
+
+
+@dataclass(slots=True)  # not frozen: a frozen instance takes three times as long to create
+class Entry:
+    """Ledger entry of one request. `cost_usd` is None if the price is unknown; it includes
+    `dismissed_usd`, the cost of tiers whose answers were escalated. `similarity` is that of the
+    nearest example found, shown or not, None without a retrieval or a candidate. `variant` is that
+    of an experiment, such as "more-shots:b". `reason` states why this tier was selected, and why
+    the request failed or passed through. `time` is in unix seconds. `id` is set by stores that
+    several gateways share."""
+
+    time: float
+    request_id: Text
+    account: Text
+    namespace: Text
+    tier: Text
+    model: Text
+    state: State
+    shots: Count = 0
+    similarity: OptionalNumber = None
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    cached_tokens: Count = 0
+    cost_usd: OptionalDollars = None
+    seconds: Seconds = 0.0
+    status: Count = 200
+    dismissed_usd: Dollars = 0.0
+    id: str = ""
+    variant: Text = ""
+    reason: ShortText = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowSample:
+    """Shadow sample: the agreement of an answer with the master's, from 0 to 1, with and without
+    demonstrations, None if the comparison's `rules`, a version, leave it undecided. The client's
+    answer had demonstrations if `was_shown`. `retrieve` is the retrieval method, "none" if the
+    question had no demonstrations. A `sampled` answer was served, and its question was drawn at
+    random; the others were measured for the gate alone. `judge` is the version of the judge's
+    instruction, 0 if no judge was asked. `id` is that of an entry."""
+
+    time: float
+    request_id: Text
+    namespace: Text
+    similarity: Number
+    with_score: OptionalNumber
+    without_score: OptionalNumber
+    id: str = ""
+    retrieve: Text = ""
+    sampled: bool = True
+    was_shown: bool = True
+    rules: Count = COMPARISON_RULES
+    judge: Count = 0
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """Feedback of one account on one request. `rating` is from 0 to 1; `example` is the id of the
+    demonstration that the correction became."""
+
+    time: float
+    request_id: Text
+    account: Text
+    namespace: Text
+    tier: Text
+    rating: float | None = None
+    correction: OptionalText = None
+    comment: OptionalText = None
+    example: OptionalText = None
+
+
+@dataclass(frozen=True)
+class Account:
+    """Account of one key. `requests_per_minute` and `usd_per_month` are None if unlimited. For
+    `max_concurrent`, `tiers` (tiers that the key may choose, "*" for all) and `max_namespaces`
+    (below its own), None means the gateway's default. Times are unix seconds; `revoked` is None
+    until the key is revoked, `expires` if it never expires. A `viewer` sees everything in the
+    console, changes nothing and sends no requests."""
+
+    id: str
+    name: str
+    namespace: str = ""
+    admin: bool = False
+    can_store: bool = True
+    requests_per_minute: int | None = None
+    usd_per_month: float | None = None
+    created: float = 0.0
+    revoked: float | None = None
+    max_concurrent: int | None = None
+    tiers: tuple[str, ...] | None = None
+    max_namespaces: int | None = None
+    expires: float | None = None
+    viewer: bool = False
+
+    def is_valid(self, moment: float) -> bool:
+        return self.revoked is None and (self.expires is None or moment < self.expires)
+
+
+@dataclass(frozen=True)
+class DailySums:
+    """Sums over the entries of one day with the same namespace, tier, state and shots. A request
+    that failed by the client's error is `rejected`; the rate limit of a tier is no such error.
+    `day` counts days since 1970; `priced` counts requests with a known cost, `compared` those with
+    a `similarity`. `net_usd` excludes the cost of dismissed tiers; `net_usd_squared` is the sum of
+    its squares."""
+
+    day: int
+    namespace: str
+    tier: str
+    state: str
+    shots: int
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    cost_usd: float
+    priced: int
+    seconds: float
+    similarity: float
+    compared: int
+    net_usd: float
+    net_usd_squared: float
+
+
 ENTRIES = TableSchema("gateway_entries", Entry)
 SHADOWS = TableSchema("gateway_shadows", ShadowSample)
 # Samples that another version of the rules or of the judge's instruction compared are not mixed.

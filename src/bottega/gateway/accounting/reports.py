@@ -1,15 +1,28 @@
-"""Reports on the ledger's entries: single requests, lists of them, and sums of a period."""
+"""Reports on the ledger's entries: single requests, lists, sums of a period, and feedback."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bottega._util.sql_tables import optional, placeholders
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.ledger_schema import ENTRIES, REJECTED
-from bottega.gateway.accounting.row_types import Entry
+from bottega.gateway.accounting.ledger_schema import ENTRIES, FEEDBACK, REJECTED, Entry, Feedback
+
+# Fields that are not given keep their earlier values.
+GIVEN = ", ".join(
+    f"{name} = coalesce(excluded.{name}, old.{name})"
+    for name in ("rating", "correction", "comment", "example")
+)
+INSERT = (
+    f"INSERT INTO gateway_feedback AS old ({FEEDBACK.column_list}) VALUES ({FEEDBACK.placeholders})"
+    f" ON CONFLICT (request_id, account) DO UPDATE SET time = excluded.time, {GIVEN}"
+)
+READ = (
+    f"SELECT {FEEDBACK.column_list} FROM gateway_feedback WHERE time >= ?1"
+    f" AND {optional('namespace', 2)} ORDER BY time, request_id"
+)
 
 SELECT = f"SELECT {ENTRIES.column_list} FROM gateway_entries"
 FIND = f"{SELECT} WHERE time >= ?1 AND time <= ?2 AND request_id = ?3 AND state != 'shadow' LIMIT 1"
@@ -125,3 +138,16 @@ def frequent_errors(
 ) -> list[tuple[int, int]]:
     """Return the most frequent error statuses since a time, with their numbers."""
     return [(int(status), int(n)) for status, n in ledger.read(STATUSES, since, namespace, limit)]
+
+
+def add_feedback(ledger: Ledger, feedback: Feedback) -> None:
+    """Store feedback. Later feedback of the account on the same request replaces the fields that it
+    has. Blocks. Raises `StoreError`."""
+    ledger.execute(INSERT, *FEEDBACK.row(feedback))
+
+
+def read_feedback(
+    ledger: Ledger, *, namespace: str | None = None, since: float = 0.0
+) -> Iterator[Feedback]:
+    """Yield the feedback since a time, the oldest first. Blocks. Raises `StoreError`."""
+    yield from (Feedback(*row) for row in ledger.read(READ, since, namespace))

@@ -11,9 +11,9 @@ import numpy as np
 import orjson
 
 from bottega._util.sql_tables import SqlRow, optional
+from bottega.gateway.accounting.experiment_report import Floats
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_schema import CURRENT_RULES, DAY, since_values, sums_since
-from bottega.gateway.accounting.sequential import Floats
 from bottega.routing.benefit_gate import AgreementPair, ShadowQuality, shadow_quality
 
 MASTER = "master"
@@ -23,6 +23,55 @@ MIN_ANSWERS = 10  # answers of the master
 SEED = 0
 NO_REQUESTS = ("shadow", "counted")  # states of what asks for no answer
 ZEROS = np.zeros(RESAMPLES + 1)
+# Up to this many master answers in a namespace each cost is read; above, only their sums.
+MAX_EXACT_COSTS = 2_000
+# Parameters 1 to 3 are those of `since_values`; aliases are not part of expressions, and sums have
+# explicit types: the queries run in SQLite and in PostgreSQL.
+NAMED = optional("namespace", 4)
+SELECT_SHADOWS = f"""
+SELECT with_score, without_score, was_shown, retrieve != 'none' FROM gateway_shadows
+WHERE time >= ?1 AND {optional("namespace", 2)} AND sampled AND {CURRENT_RULES}
+"""
+# Times of the first and the last entry; each subquery uses an index.
+FIRST_AND_LAST = """
+SELECT (SELECT time FROM gateway_entries WHERE {where} ORDER BY time LIMIT 1),
+    (SELECT time FROM gateway_entries WHERE {where} ORDER BY time DESC LIMIT 1)
+"""
+DAYS_OF_NAMESPACE = "SELECT min(day), max(day) FROM {sums} AS days WHERE namespace = ?4"
+ROUTES = f"""
+SELECT state, answered_by, shots, CAST(sum(requests) AS BIGINT),
+    CAST(sum(prompt_tokens) AS BIGINT), CAST(sum(completion_tokens) AS BIGINT),
+    CAST(sum(cached_tokens) AS BIGINT), coalesce(sum(cost_usd), 0.0),
+    CASE WHEN state = 'replayed' THEN 0 ELSE CAST(sum(requests) - sum(priced) AS BIGINT) END,
+    sum(seconds) / CAST(sum(requests) AS DOUBLE PRECISION),
+    sum(similarity) / CAST(nullif(sum(compared), 0) AS DOUBLE PRECISION),
+    CAST(sum(compared) AS BIGINT)
+FROM (SELECT *, CASE WHEN state = 'replayed' THEN '' ELSE tier END AS answered_by
+    FROM {{sums}} AS days WHERE {NAMED}) AS each
+GROUP BY state, answered_by, shots
+ORDER BY state = 'shadow', state = 'counted', state = 'rejected', state = 'failed',
+    state = 'passed_through', state = 'answered', answered_by = ?5, answered_by, shots
+"""
+# Requests answered without a master call. Replays count: their answer was paid for before. Requests
+# without a tier, such as embeddings, call no model, so they save nothing.
+OTHER_REQUESTS = f"""
+SELECT namespace, CAST(sum(requests) AS BIGINT) FROM {{sums}} AS days
+WHERE state NOT IN ('failed', 'rejected', 'shadow') AND (tier != ?5 OR state = 'replayed')
+    AND (tier != '' OR state = 'replayed') AND {NAMED}
+GROUP BY namespace
+"""
+MASTER_COSTS = """
+SELECT namespace, state, CAST(sum(priced) AS BIGINT), coalesce(sum(net_usd), 0.0),
+    coalesce(sum(net_usd_squared), 0.0) FROM {sums} AS days
+WHERE tier = ?4 AND state IN ('answered', 'passed_through', 'shadow', 'failed', 'rejected')
+GROUP BY namespace, state HAVING sum(priced) > 0
+"""
+ANSWER_COSTS = """
+SELECT namespace, cost_usd - dismissed_usd FROM gateway_entries
+WHERE tier = ?2 AND namespace IN ({namespaces}) AND time >= ?3
+    AND state IN ('answered', 'shadow') AND cost_usd IS NOT NULL
+ORDER BY namespace, time, cost_usd - dismissed_usd
+"""
 
 
 @dataclass(frozen=True)
@@ -159,57 +208,6 @@ def _estimate(means: Floats, n: int, *, interval: bool) -> SavingsEstimate:
         return SavingsEstimate(float(means[0]), None, None, n)
     low, high = np.percentile(means[1:], [2.5, 97.5])
     return SavingsEstimate(float(means[0]), float(low), float(high), n)
-
-
-# Up to this many master answers in a namespace each cost is read; above, only their sums.
-MAX_EXACT_COSTS = 2_000
-# Parameters 1 to 3 are those of `since_values`; aliases are not part of expressions, and sums have
-# explicit types: the queries run in SQLite and in PostgreSQL.
-NAMED = optional("namespace", 4)
-SELECT_SHADOWS = f"""
-SELECT with_score, without_score, was_shown, retrieve != 'none' FROM gateway_shadows
-WHERE time >= ?1 AND {optional("namespace", 2)} AND sampled AND {CURRENT_RULES}
-"""
-# Times of the first and the last entry; each subquery uses an index.
-FIRST_AND_LAST = """
-SELECT (SELECT time FROM gateway_entries WHERE {where} ORDER BY time LIMIT 1),
-    (SELECT time FROM gateway_entries WHERE {where} ORDER BY time DESC LIMIT 1)
-"""
-DAYS_OF_NAMESPACE = "SELECT min(day), max(day) FROM {sums} AS days WHERE namespace = ?4"
-ROUTES = f"""
-SELECT state, answered_by, shots, CAST(sum(requests) AS BIGINT),
-    CAST(sum(prompt_tokens) AS BIGINT), CAST(sum(completion_tokens) AS BIGINT),
-    CAST(sum(cached_tokens) AS BIGINT), coalesce(sum(cost_usd), 0.0),
-    CASE WHEN state = 'replayed' THEN 0 ELSE CAST(sum(requests) - sum(priced) AS BIGINT) END,
-    sum(seconds) / CAST(sum(requests) AS DOUBLE PRECISION),
-    sum(similarity) / CAST(nullif(sum(compared), 0) AS DOUBLE PRECISION),
-    CAST(sum(compared) AS BIGINT)
-FROM (SELECT *, CASE WHEN state = 'replayed' THEN '' ELSE tier END AS answered_by
-    FROM {{sums}} AS days WHERE {NAMED}) AS each
-GROUP BY state, answered_by, shots
-ORDER BY state = 'shadow', state = 'counted', state = 'rejected', state = 'failed',
-    state = 'passed_through', state = 'answered', answered_by = ?5, answered_by, shots
-"""
-# Requests answered without a master call. Replays count: their answer was paid for before. Requests
-# without a tier, such as embeddings, call no model, so they save nothing.
-OTHER_REQUESTS = f"""
-SELECT namespace, CAST(sum(requests) AS BIGINT) FROM {{sums}} AS days
-WHERE state NOT IN ('failed', 'rejected', 'shadow') AND (tier != ?5 OR state = 'replayed')
-    AND (tier != '' OR state = 'replayed') AND {NAMED}
-GROUP BY namespace
-"""
-MASTER_COSTS = """
-SELECT namespace, state, CAST(sum(priced) AS BIGINT), coalesce(sum(net_usd), 0.0),
-    coalesce(sum(net_usd_squared), 0.0) FROM {sums} AS days
-WHERE tier = ?4 AND state IN ('answered', 'passed_through', 'shadow', 'failed', 'rejected')
-GROUP BY namespace, state HAVING sum(priced) > 0
-"""
-ANSWER_COSTS = """
-SELECT namespace, cost_usd - dismissed_usd FROM gateway_entries
-WHERE tier = ?2 AND namespace IN ({namespaces}) AND time >= ?3
-    AND state IN ('answered', 'shadow') AND cost_usd IS NOT NULL
-ORDER BY namespace, time, cost_usd - dismissed_usd
-"""
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from starlette.routing import BaseRoute, Route
 
 from bottega._util.caching import CLIENT
 from bottega.errors import BottegaError, NotFoundError
+from bottega.gateway.accounting.access import bearer_token
 from bottega.gateway.accounting.accounts import TOKEN, Accounts
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.accounting.savings import savings
 from bottega.gateway.errors import status_of
 from bottega.gateway.request.cached_examples import (
@@ -30,7 +31,7 @@ from bottega.gateway.request.cached_examples import (
     fields_of,
     import_jsonl,
 )
-from bottega.gateway.request.reading import bearer_token, limited, too_large
+from bottega.gateway.request.reading import limited, too_large
 from bottega.knowledge import And, Contains, Eq, Filter, KnowledgeBase
 from bottega.openai_api.errors import ApiError
 
@@ -293,10 +294,7 @@ def _limited(request: Request, max_bytes: int) -> Request:
 
 
 async def _read_object(
-    request: Request,
-    fields: Mapping[str, tuple[type, ...]],
-    *,
-    keep_null: bool = False,
+    request: Request, fields: Mapping[str, tuple[type, ...]], *, keep_null: bool = False
 ) -> dict[str, Any]:
     """Read a JSON object with no other fields than these. A field with null counts as absent unless
     `keep_null`. Raises `ApiError`."""

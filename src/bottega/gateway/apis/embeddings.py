@@ -19,9 +19,8 @@ from bottega.gateway.ports import HttpReply, ReadBody, RequestRecord
 from bottega.gateway.request.chat import Gateway
 from bottega.gateway.request.reading import read_images
 from bottega.image import Image
-from bottega.openai_api.errors import ApiError
-from bottega.openai_api.fields import require, wrong_type
-from bottega.openai_api.request import Body, ChatRequest
+from bottega.openai_api.errors import ApiError, wrong_type
+from bottega.openai_api.request import Body, ChatRequest, require
 from bottega.protocols import Vectors
 from bottega.types import Query
 

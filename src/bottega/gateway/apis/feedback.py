@@ -18,10 +18,10 @@ from starlette.routing import BaseRoute, Route
 from bottega._util.caching import FairSemaphore
 from bottega._util.identity import identity, question_digest
 from bottega.errors import BottegaError, NotFoundError
+from bottega.gateway.accounting.access import may_use
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.ratings import add_feedback
-from bottega.gateway.accounting.reports import find_request
-from bottega.gateway.accounting.row_types import Account, Entry, Feedback
+from bottega.gateway.accounting.ledger_schema import Account, Entry, Feedback
+from bottega.gateway.accounting.reports import add_feedback, find_request
 from bottega.gateway.apis.translation import (
     encode_body,
     optional_field,
@@ -30,14 +30,15 @@ from bottega.gateway.apis.translation import (
     wrong_value,
 )
 from bottega.gateway.config.gateway_settings import FeedbackSettings
-from bottega.gateway.config.overrides import MODEL, may_use
+from bottega.gateway.config.overrides import MODEL
 from bottega.gateway.errors import to_api_error
 from bottega.gateway.request.cached_examples import HUMAN, Forget
 from bottega.gateway.request.chat import Gateway
-from bottega.gateway.request.reading import MB, limited, read_images, to_query
+from bottega.gateway.request.jobs import to_query
+from bottega.gateway.request.reading import MB, limited, read_images
 from bottega.knowledge import And, Eq, KnowledgeBase
 from bottega.openai_api.errors import ApiError
-from bottega.openai_api.fields import require
+from bottega.openai_api.request import require
 from bottega.types import Example, Query
 
 FIELDS = (

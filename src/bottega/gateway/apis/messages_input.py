@@ -18,8 +18,7 @@ from bottega.gateway.apis.translation import (
     unsupported,
 )
 from bottega.openai_api.errors import ApiError
-from bottega.openai_api.fields import require
-from bottega.openai_api.request import Body
+from bottega.openai_api.request import Body, require
 
 ROLES = ("user", "assistant", "system")
 BLOCKS = "a string or an array of objects"

@@ -34,6 +34,14 @@ ECHOED_FIELDS = ("instructions", "max_output_tokens", "temperature", "top_p", "u
 DONE_FIELDS = {"output_text": ("text", "logprobs"), "refusal": ("refusal",)}
 MAX_TURNS = 100
 FAILURE_CODES = ("server_error", "rate_limit_exceeded")
+NAMES = {
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "verbosity": "text.verbosity",
+    ".image_url.url": ".image_url",
+}
 
 
 @dataclass(frozen=True)
@@ -323,16 +331,6 @@ def _part(kind: str, text: str) -> OutputItem:
     if kind == "refusal":
         return {"type": "refusal", "refusal": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-NAMES = {
-    "max_completion_tokens": "max_output_tokens",
-    "messages": "input",
-    "reasoning_effort": "reasoning.effort",
-    "response_format": "text.format",
-    "verbosity": "text.verbosity",
-    ".image_url.url": ".image_url",
-}
 
 
 def responses_endpoint(

@@ -16,15 +16,62 @@ from bottega.gateway.apis.translation import (
     typed,
     unsupported,
 )
-from bottega.openai_api.errors import ApiError
-from bottega.openai_api.fields import require, wrong_type
-from bottega.openai_api.request import Body
+from bottega.openai_api.errors import ApiError, wrong_type
+from bottega.openai_api.request import Body, require
 
 MODES = ("auto", "required")
 CHOICES = ("none", *MODES)
 FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 SCHEMA_FIELDS = ("type", "name", "description", "schema", "strict")
 OBJECTS = "an array of objects"
+WHOLE = "send the whole conversation as input"
+ROLES = ("user", "assistant", "system", "developer")
+TEXT_FIELDS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
+CHAT = "use POST /v1/chat/completions, which supports it"
+# Fields of the Responses API that the gateway does not support, with a hint.
+UNSUPPORTED_FIELDS: Mapping[str, str] = {
+    "background": "remove it and wait for the answer, or read it as a stream",
+    "context_management": "remove it and shorten the input yourself",
+    "conversation": WHOLE,
+    "moderation": "remove it",
+    "prompt": "prompts are not stored: send their text as instructions and input",
+    "top_logprobs": CHAT,
+}
+# Fields of chat completions that have another name or no meaning in the Responses API.
+CHAT_ONLY: Mapping[str, str] = {
+    "audio": CHAT,
+    "function_call": "use tool_choice",
+    "functions": "use tools",
+    "logprobs": CHAT,
+    "max_completion_tokens": "use max_output_tokens",
+    "max_tokens": "use max_output_tokens",
+    "messages": "use input",
+    "modalities": CHAT,
+    "n": CHAT,
+    "reasoning_effort": "use reasoning.effort",
+    "response_format": "use text.format",
+    "verbosity": "use text.verbosity",
+}
+# Fields that are translated, rejected or ignored. All other fields are copied.
+NOT_COPIED = {
+    *UNSUPPORTED_FIELDS,
+    *CHAT_ONLY,
+    "include",
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "metadata",
+    "parallel_tool_calls",
+    "previous_response_id",
+    "reasoning",
+    "store",
+    "stream_options",
+    "text",
+    "tool_choice",
+    "tools",
+    "truncation",
+}
 
 
 def _functions(tools: object) -> list[Body]:
@@ -106,11 +153,6 @@ def _response_format(given: object) -> Body:
 def _reject_tool(kind: object, param: str) -> NoReturn:
     hint = "tools are of type function, and your program runs them"
     raise unsupported(f"a tool of type {type_name(kind)} is not supported", param, hint)
-
-
-WHOLE = "send the whole conversation as input"
-ROLES = ("user", "assistant", "system", "developer")
-TEXT_FIELDS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
 class Conversation:
@@ -217,53 +259,6 @@ def _image(part: Body, where: str) -> Body:
         "type": "image_url",
         "image_url": image if detail in (None, "auto") else image | {"detail": detail},
     }
-
-
-CHAT = "use POST /v1/chat/completions, which supports it"
-# Fields of the Responses API that the gateway does not support, with a hint.
-UNSUPPORTED_FIELDS: Mapping[str, str] = {
-    "background": "remove it and wait for the answer, or read it as a stream",
-    "context_management": "remove it and shorten the input yourself",
-    "conversation": WHOLE,
-    "moderation": "remove it",
-    "prompt": "prompts are not stored: send their text as instructions and input",
-    "top_logprobs": CHAT,
-}
-# Fields of chat completions that have another name or no meaning in the Responses API.
-CHAT_ONLY: Mapping[str, str] = {
-    "audio": CHAT,
-    "function_call": "use tool_choice",
-    "functions": "use tools",
-    "logprobs": CHAT,
-    "max_completion_tokens": "use max_output_tokens",
-    "max_tokens": "use max_output_tokens",
-    "messages": "use input",
-    "modalities": CHAT,
-    "n": CHAT,
-    "reasoning_effort": "use reasoning.effort",
-    "response_format": "use text.format",
-    "verbosity": "use text.verbosity",
-}
-# Fields that are translated, rejected or ignored. All other fields are copied.
-NOT_COPIED = {
-    *UNSUPPORTED_FIELDS,
-    *CHAT_ONLY,
-    "include",
-    "input",
-    "instructions",
-    "max_output_tokens",
-    "max_tool_calls",
-    "metadata",
-    "parallel_tool_calls",
-    "previous_response_id",
-    "reasoning",
-    "store",
-    "stream_options",
-    "text",
-    "tool_choice",
-    "tools",
-    "truncation",
-}
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import orjson
 
 from bottega.gateway.apis.translation import FieldNames, TranslatedEndpoint, stateless, unsupported
 from bottega.gateway.ports import AnswerHandler, RequestRecord
-from bottega.openai_api.fields import require, wrong_type
-from bottega.openai_api.request import Body
+from bottega.openai_api.errors import wrong_type
+from bottega.openai_api.request import Body, require
 from bottega.openai_api.response import joined_text, parse_usage
 from bottega.openai_api.streams import DONE_EVENT, to_event
 

@@ -11,9 +11,8 @@ import orjson
 
 from bottega.gateway.errors import note_failure
 from bottega.gateway.ports import AnswerHandler, HttpReply, ReadBody, RequestRecord
-from bottega.openai_api.errors import ApiError
-from bottega.openai_api.fields import JSON_NAMES, require, wrong_type
-from bottega.openai_api.request import Body
+from bottega.openai_api.errors import JSON_NAMES, ApiError, wrong_type
+from bottega.openai_api.request import Body, require
 from bottega.openai_api.streams import DONE_EVENT
 
 T = TypeVar("T")

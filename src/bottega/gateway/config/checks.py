@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from bottega._util.settings import SettingPath
+from bottega.gateway.accounting.access import has_port
 from bottega.gateway.config.gateway_settings import (
     CacheSettings,
     Config,
@@ -13,9 +14,8 @@ from bottega.gateway.config.gateway_settings import (
     is_server_url,
     sample_url,
 )
-from bottega.gateway.config.hosts import has_port
 from bottega.gateway.config.tier_settings import TierSettings
-from bottega.openai_api.fields import SERVICE_TIER
+from bottega.openai_api.request import SERVICE_TIER
 from bottega.reranking.selection import MAX_SHOWN
 
 # Settings that each router reads, and those of which it needs exactly one.

@@ -27,7 +27,7 @@ from bottega.gateway.config.variant_settings import (
 )
 from bottega.knowledge.embedders.names import ALL_PARTS, BUNDLED, TEXT_ONLY, QueryPart, parts_read
 from bottega.knowledge.milvus.database import is_milvus_url
-from bottega.openai_api.endpoint import is_loopback
+from bottega.openai_api.transport import is_loopback
 from bottega.recipes.cache_retrieval import BY_IMAGE
 
 # Narrower than the pattern that redacts logs: a model may be named `key-frames`.

@@ -15,13 +15,20 @@ import orjson
 
 from bottega._util.caching import CLIENT, LeaderFlight
 from bottega.errors import BottegaError, EmbeddingError, SettingError, StoreError
-from bottega.gateway.accounting.limiter import ALL, Access, KeyDefaults, Limiter
-from bottega.gateway.accounting.row_types import Account
-from bottega.gateway.config.hosts import check_origin
-from bottega.gateway.config.overrides import PREFIX, Overrides, namespace_of, read_overrides
+from bottega.gateway.accounting.access import (
+    ALL,
+    ANONYMOUS,
+    Access,
+    KeyDefaults,
+    Limiter,
+    bearer_token,
+    check_origin,
+    namespace_of,
+)
+from bottega.gateway.accounting.ledger_schema import Account
+from bottega.gateway.config.overrides import PREFIX, Overrides, read_overrides
 from bottega.gateway.errors import note_failure, unknown_key
 from bottega.gateway.ports import (
-    ANONYMOUS,
     HttpReply,
     ReadBody,
     RequestRecord,
@@ -31,24 +38,30 @@ from bottega.gateway.ports import (
     headers_of,
 )
 from bottega.gateway.request.completion import Completer
-from bottega.gateway.request.decode_budget import DecodeBudget
 from bottega.gateway.request.experiments import Experiment
-from bottega.gateway.request.finalization import Finalizer, ShadowRunner
+from bottega.gateway.request.finalization import Finalizer
 from bottega.gateway.request.image_fetcher import check_passed_urls
-from bottega.gateway.request.jobs import ChatJob, ChatResult, ChatStream, TenantQuery
-from bottega.gateway.request.reading import (
+from bottega.gateway.request.jobs import (
     BACKGROUND,
+    ChatJob,
+    ChatResult,
+    ChatStream,
+    TenantQuery,
+    bypass_reason,
+    to_query,
+)
+from bottega.gateway.request.reading import (
+    DecodeBudget,
     Fetch,
     Limits,
-    bearer_token,
-    bypass_reason,
+    allowed_fields,
     embed_fetched,
     is_web,
     read_images,
-    to_query,
 )
 from bottega.gateway.request.reasoning import ReceivedChunks
 from bottega.gateway.request.response_store import ResponseStore
+from bottega.gateway.request.shadow_calls import ShadowRunner
 from bottega.gateway.state.repeats import SharedRepeats
 from bottega.gateway.state.response_cache import (
     BodyCache,
@@ -63,7 +76,6 @@ from bottega.gateway.state.response_cache import (
 )
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
-from bottega.openai_api.fields import allowed_fields
 from bottega.openai_api.request import ChatRequest
 from bottega.openai_api.response import ChatCompletion
 from bottega.openai_api.streams import DONE_EVENT, from_chunks, has_only_usage, to_event
@@ -173,13 +185,19 @@ class Gateway:
             embed = partial(asyncio.to_thread, embed_fetched, request, images)
             job.request = await self.decoding.run(images.values(), embed, Image.wire_cost)
         job.query = await self._query(job, images)
-        key = job.key = await self._key(job, images)
-        if key is None:
+        job.key = await self._key(job, images)
+        if job.key is None:
             return await self._answer(job, AsyncExitStack(), lambda reply: None)
         repeated = RepeatedRequest(
-            key, request.stream, request.include_usage, record.namespace, record.variant
+            job.key, request.stream, request.include_usage, record.namespace, record.variant
         )
         cache.bodies.put(raw, scope, repeated, [image.url for image in request.images])
+        return await self._repeat_or_answer(job, repeated)
+
+    async def _repeat_or_answer(self, job: ChatJob, repeated: RepeatedRequest) -> HttpReply:
+        """Return the reply to an identical request, that of one in progress included. Without one,
+        answer this one, whose reply others may wait for."""
+        record, cache, key = job.record, self.response_cache, repeated.key
         # Other bytes may mean the same request: other order of fields, streamed or not.
         if (reply := cache.replies.get(key)) is None and job.query is not None:
             reply = await self._stored(key, job.query)
@@ -214,7 +232,7 @@ class Gateway:
         request = self.limits.read(raw)
         request.body = allowed_fields(request.body, self.more_fields)
         overrides = self._overrides(request.model, tuple(given.items()))
-        namespace = namespace_of(record.account, overrides)
+        namespace = namespace_of(record.account, overrides.namespace)
         await self._check_access(record.account, overrides, namespace)
         # Set after the checks: metrics and ledger must not count rejected names.
         record.namespace, record.wants_stream = namespace, request.stream

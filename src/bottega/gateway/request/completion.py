@@ -6,8 +6,9 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -26,22 +27,21 @@ from bottega.errors import (
     RejectedError,
     SettingError,
 )
-from bottega.gateway.accounting.limiter import AccountBudgetError
+from bottega.gateway.accounting.access import AccountBudgetError
 from bottega.gateway.errors import MisconfiguredError, reason_of, unsupported_request
 from bottega.gateway.ports import SEARCHED, PrefixUpstream, ServedTier, TierPassages, UpstreamCall
-from bottega.gateway.request.calls import (
+from bottega.gateway.request.bill import billed_call, shield_for
+from bottega.gateway.request.jobs import (
+    ChatJob,
+    ChatResult,
+    ChatStream,
     augmented,
-    billed_call,
     fitting,
     prompted,
-    shield_for,
-    with_first,
+    replayed_chunks,
     without_rationales,
 )
-from bottega.gateway.request.decode_budget import DecodeBudget
-from bottega.gateway.request.demonstrations import RequestSearch, may_search
-from bottega.gateway.request.drafts import send_drafts
-from bottega.gateway.request.jobs import ChatJob, ChatResult, ChatStream, replayed_chunks
+from bottega.gateway.request.reading import DecodeBudget
 from bottega.gateway.request.reasoning import (
     ReceivedChunks,
     Trim,
@@ -56,16 +56,19 @@ from bottega.gateway.request.rejections import (
     is_too_long,
     named_features,
 )
+from bottega.gateway.request.request_search import RequestSearch
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.image import Image
 from bottega.openai_api.errors import ApiError
-from bottega.openai_api.fields import DataUrl
-from bottega.openai_api.request import Body, ChatRequest
+from bottega.openai_api.request import Body, ChatRequest, DataUrl, messages_json
 from bottega.openai_api.response import ChatCompletion
 from bottega.pipeline import run
-from bottega.protocols import turns_only
 from bottega.recipes.rcts import SearchError
-from bottega.types import Candidate, Prompt, Query
+from bottega.types import Candidate, Prompt, Query, Reply, Sampling
+
+# Sends a call of the current request and books its cost.
+SendDraft = Callable[[UpstreamCall], Awaitable[ChatResult]]
+_sender: ContextVar[_Sender] = ContextVar("draft_sender")
 
 log = logging.getLogger(__name__)
 
@@ -141,10 +144,7 @@ class Completer:
 
     def drafts(self, job: ChatJob) -> AbstractContextManager[None]:
         """Bill the drafts of searches inside the block to the job."""
-        return send_drafts(partial(self._draft, job))
-
-    async def _draft(self, job: ChatJob, call: UpstreamCall) -> ChatCompletion:
-        return (await self.call_upstream(job, call)).completed
+        return send_drafts(partial(self.call_upstream, job))
 
     async def _open_stream(self, job: ChatJob, call: UpstreamCall) -> ChatStream:
         chunks = call.served.upstream.stream(call.body)
@@ -207,7 +207,8 @@ class Completer:
                 job.record.add_route_reason(f"{routed} does not support the request")
             may = [able[0], *(one for one in able[1:] if self._may_replace(job, able[0], one))]
             account, request = job.record.account.id, job.request
-            if job.may_use_master:  # a rejection, which a client can cause, must not lead there
+            # Nearly always there are none. One, which a client can cause, must not lead there.
+            if len(self.rejections) and job.may_use_master:
                 may.sort(key=lambda one: self.rejections.knows(account, one.name, request))
             if may[0] is not able[0]:
                 job.record.add_route_reason(f"{able[0].name} rejected such a request recently")
@@ -389,7 +390,7 @@ class _JobSteps(Generic[T]):
         job, kept = self._job, list(shown)
         prompt: Prompt | None = None
         reasons = served.reasons and job.query is not None and may_reason(job.request)
-        if turns_only(served.tier.generator):
+        if served.turns_only:
             kept = without_rationales(kept)
         with span("prompt", {"bottega.demonstrations": len(kept)}):
             if served.prompt is None:
@@ -520,3 +521,65 @@ def _is_rejected(error: BottegaError) -> bool:
     if isinstance(error, MisconfiguredError):
         return False
     return isinstance(error, RejectedError | PromptRejectedError)
+
+
+async def with_first(first: bytes, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield a chunk that was read ahead, and then the others."""
+    try:
+        yield first
+        async for chunk in chunks:
+            yield chunk
+    finally:
+        await chunks.aclose()
+
+
+@dataclass
+class _Sender:
+    send: SendDraft | None
+
+
+@contextmanager
+def send_drafts(send: SendDraft) -> Iterator[None]:
+    """Send the drafts of searches inside the block with `send`.
+
+    A task or connection that begins inside the block keeps its context; a connection may stay open
+    for days. Therefore the context refers to `send`, and so to the request, only until the end of
+    the block.
+    """
+    sender = _Sender(send)
+    token = _sender.set(sender)
+    try:
+        yield
+    finally:
+        sender.send = None
+        _sender.reset(token)
+
+
+class RequestDraftGenerator:
+    """Generator that calls a tier within the current request, whose bill includes the draft."""
+
+    def __init__(self, served: ServedTier, data_url: DataUrl) -> None:
+        self._served = served
+        self._data_url = data_url
+        self.name = served.name
+        self.turns_only = served.turns_only
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        sender = _sender.get(None)
+        if sender is None or sender.send is None:
+            raise GenerationError("a draft needs a request", hint="search with another method")
+        body: Body = {
+            "messages": messages_json(prompt.messages, self._data_url),
+            "max_tokens": sampling.max_tokens,
+            "temperature": 0,
+        }
+        return (await sender.send(UpstreamCall(self._served, body))).completed.reply
+
+    async def aclose(self) -> None:
+        """Leave the tier open: the gateway closes it."""
+
+
+def may_search(job: ChatJob, served: ServedTier) -> bool:
+    """Return whether the tier searches for this request: it needs one answer to a question."""
+    body = job.request.body
+    return served.search is not None and job.query is not None and body.get("n") in (None, 1)

@@ -6,18 +6,27 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from bottega._util.caching import FairSemaphore
 from bottega.gateway.errors import CLOSING, note_failure
 from bottega.gateway.ports import AnswerHandler, HttpReply, Receive, RequestRecord, Scope, Send
-from bottega.gateway.request.decode_budget import BodyBudget
-from bottega.gateway.request.reading import Limits
-from bottega.gateway.telemetry.request_spans import Measure, not_measured
+from bottega.gateway.request.reading import MB, Limits
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.streams import to_event
+
+RECEIVED_BYTES = 512 * MB
+# Bodies of at most this size never wait: gateway.max_concurrent bounds them well enough.
+SMALL_BODY = 64 * 1024
+# The rest of a refused body is awaited so long after its last byte.
+LINGER_SECONDS = 1.0
+# A body may take so long, and a second more for each of these bytes.
+BODY_SECONDS, BODY_BYTES_PER_SECOND = 120.0, 64 * 1024
+CHECKS = 20  # for late bodies, in the time after which a body has stalled
 
 POLL_SECONDS = 0.05
 JSON = (b"content-type", b"application/json")
@@ -25,6 +34,7 @@ EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 # Proxies must not buffer a stream.
 UNBUFFERED = (b"x-accel-buffering", b"no"), (b"cache-control", b"no-store")
 CLIENT_LEFT = 499
+Measure = Callable[[RequestRecord, Scope, Mapping[str, str]], AbstractContextManager[None]]
 CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
@@ -105,6 +115,157 @@ class DisconnectWatcher:
             self._schedule_tick()
 
 
+class BodyBudget:
+    """Budget of at most `max_bytes` of bodies that are being received, by their stated length.
+    Clients take turns; one that is sending leaves a quarter to each other one. Without a new byte
+    for `stalled_seconds`, a body is rejected."""
+
+    stalled_seconds = 20.0
+    wait_seconds = 30.0  # stalled bodies end meanwhile
+
+    def __init__(self, max_bytes: int = RECEIVED_BYTES) -> None:
+        quarter = max_bytes // 4
+        self.bytes = FairSemaphore(max_bytes, reserved=quarter, share=quarter)
+        self.watched: dict[BodyReceiver, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def receiver(self, content_length: str | None, receive: Receive) -> BodyReceiver:
+        """Return `receive` within the limits of the budget, until it is released. Nothing is
+        reserved before its first call, which so must come after the check of the key."""
+        length = content_length or ""
+        return BodyReceiver(self, int(length[:20]) if length.isdecimal() else 0, receive)
+
+    def watch(self, receiver: BodyReceiver) -> None:
+        """End late waits of the receiver until it is released. One timer serves all: one for each
+        message took a tenth of the time of a repeat."""
+        self.watched[receiver] = None
+        if self._timer is None:
+            self._schedule_check()
+
+    def _schedule_check(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self.stalled_seconds / CHECKS, self._check, loop)
+
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        for receiver in self.watched:
+            receiver.end_late_wait(loop.time())
+        if self.watched:
+            self._schedule_check()
+
+
+class BodyReceiver:
+    """Receiver of the messages of one request. Raises `ApiError` (408, 503)."""
+
+    def __init__(self, budget: BodyBudget, length: int, receive: Receive) -> None:
+        self._budget, self._length, self._receive = budget, length, receive
+        self._received, self._is_complete, self._is_late = 0, False, False
+        self._task: asyncio.Task[Any] | None = None
+        self._begun = 0.0  # with the first message
+        self._waits_since: float | None = None  # for the next message
+        self._refusal: ApiError | None = None
+        self._held: list[tuple[int, str]] = []
+
+    async def __call__(self) -> MutableMapping[str, Any]:
+        if self._is_complete:  # what follows is the disconnect
+            return await self._receive()
+        if self._received or self._length > SMALL_BODY:
+            message = await self._receive_in_time()
+        else:  # mostly the whole body: a timer would cost more than the rest
+            message = await self._receive()
+        self._received += len(message.get("body", b""))
+        self._is_complete = not message.get("more_body")
+        return message
+
+    async def _receive_in_time(self) -> MutableMapping[str, Any]:
+        if max(self._length, self._received) > SMALL_BODY:
+            await self._reserve()
+        self._waits_since = asyncio.get_running_loop().time()
+        if self._task is None:
+            self._begun = self._waits_since
+            self._budget.watch(self)
+        self._task = asyncio.current_task()
+        try:
+            return await self._receive()
+        except asyncio.CancelledError:
+            if not self._is_late or self._task is None or self._task.uncancel():
+                raise
+            raise ApiError(
+                "the body of the request did not arrive in time",
+                status=408,
+                code="body_timeout",
+                headers={"connection": "close"},
+                hint="send it without pauses, or in smaller requests",
+            ) from None
+        finally:
+            self._waits_since = None
+
+    def end_late_wait(self, now: float) -> None:
+        """End the wait for a message that is late."""
+        if self._task is None or self._waits_since is None:  # while the gateway is at work
+            return
+        latest = self._begun + BODY_SECONDS + self._received / BODY_BYTES_PER_SECOND
+        if now >= min(self._waits_since + self._budget.stalled_seconds, latest):
+            self._is_late, self._waits_since = True, None
+            self._task.cancel()
+
+    def lingering(self, send: Send) -> Send:
+        """Return a `send` that reads the rest of a refused body before it ends the response. A
+        connection that is closed with unread bytes is reset, and the client loses the response."""
+        if 0 < self._length <= SMALL_BODY:
+            return send
+
+        async def send_lingering(message: Any) -> None:
+            is_last = message["type"] == "http.response.body" and not message.get("more_body")
+            if self._refusal is None or not is_last:
+                await send(message)
+                return
+            await send({**message, "more_body": True})
+            self._refusal.__traceback__ = None  # its frames keep what was received
+            self.release()
+            await self._discard()
+            await send({"type": "http.response.body"})
+
+        return send_lingering
+
+    async def _discard(self) -> None:
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + self._budget.stalled_seconds
+        with suppress(TimeoutError):
+            while not self._is_complete:
+                async with asyncio.timeout_at(min(latest, loop.time() + LINGER_SECONDS)):
+                    self._is_complete = not (await self._receive()).get("more_body")
+
+    def release(self) -> None:
+        self._budget.watched.pop(self, None)
+        self._task = None  # the task's frames refer to this receiver
+        for need, client in self._held:
+            self._budget.bytes.release(need, client)
+        self._held.clear()
+
+    async def _reserve(self) -> None:
+        """Reserve the length, and of a body without one a megabyte at a time. Only the first
+        megabyte waits: bodies that hold some and wait for more could wait for each other."""
+        if self._length and self._held:
+            return
+        lane, reserved = self._budget.bytes, sum(need for need, _ in self._held)
+        wanted = self._length or (self._received // MB + 1) * MB
+        most = lane.room - lane.reserved  # a longer body must leave room for other clients, too
+        if (need := min(wanted, most) - reserved) > 0:
+            seconds = 0.0 if self._held else self._budget.wait_seconds
+            try:
+                self._held.append((need, await lane.acquire(need, seconds)))
+            except TimeoutError:
+                self._refusal = ApiError(
+                    "the gateway is receiving too many large bodies",
+                    status=503,
+                    code="receiving_busy",
+                    headers={"retry-after": "2"},
+                    hint="try again in a moment, or send fewer large requests at a time",
+                )
+                raise self._refusal from None
+
+
 @dataclass(frozen=True)
 class ChatEndpoint:
     """ASGI endpoint that calls `answer` with the headers and a function that reads the body. Its
@@ -118,7 +279,7 @@ class ChatEndpoint:
     limits: Limits
     error_body: Callable[[ApiError], bytes] = lambda error: error.body
     error_event: Callable[[ApiError], bytes] = lambda error: to_event(error.body)
-    measure: Measure = not_measured
+    measure: Measure = lambda record, scope, headers: nullcontext()
     watch: DisconnectWatcher = field(default_factory=DisconnectWatcher)
     keep_alive: bytes = b": keep-alive\n\n"
     keep_alive_seconds: float = 15.0

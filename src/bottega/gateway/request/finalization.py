@@ -1,32 +1,27 @@
-"""Work after an answer: cost, stored example, trace, and shadow calls for measurements."""
+"""Work after an answer: stored example, trace, ledger entry, metrics and log line."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from bottega._util.identity import identity
 from bottega._util.tracing import span
-from bottega.errors import BottegaError, GenerationError
-from bottega.gateway.accounting.limiter import AccountBudgetError, TokenEstimates
-from bottega.gateway.judging import judge_request, read_verdict
-from bottega.gateway.ports import SEARCHED, RequestRecord, ServedTier, UpstreamCall
-from bottega.gateway.request.calls import Bill, fitting
-from bottega.gateway.request.completion import Completer
-from bottega.gateway.request.jobs import ChatJob, ChatResult, TenantQuery
-from bottega.gateway.request.request_prompts import request_prompt
-from bottega.gateway.state.response_cache import CachedReply, ReplyCache, is_repeatable
-from bottega.gateway.telemetry.logs import WarningLogger
+from bottega.errors import BottegaError
+from bottega.gateway.accounting.access import Access
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger_schema import Entry
+from bottega.gateway.ports import SEARCHED, RequestRecord
+from bottega.gateway.request.bill import Bill, TokenEstimates
+from bottega.gateway.request.jobs import ChatJob, ChatResult, TenantQuery, request_prompt
+from bottega.gateway.state.shared import SharedState
+from bottega.gateway.telemetry.logs import WarningLogger, log_request
+from bottega.gateway.telemetry.metrics import Metrics
 from bottega.openai_api.request import ChatRequest
-from bottega.openai_api.response import ChatCompletion
 from bottega.parsing import strip_thinking
 from bottega.protocols import Pricer, Recorder
 from bottega.recording.recorders import is_unanswered
-from bottega.routing import AgreementPair
-from bottega.types import Answer, Candidate, Example, Reply, Trace
+from bottega.types import Answer, Example, Reply, Trace
 
 
 @dataclass(frozen=True)
@@ -156,184 +151,42 @@ def _reason(record: RequestRecord) -> str:
     return "; ".join(filter(None, (record.route_reason, failure, *record.tier_errors)))
 
 
-log = logging.getLogger(__name__)
+@dataclass(frozen=True)
+class RequestRecorder:
+    """Recorder of requests that have ended: ledger entry, metrics and log line. With a shared
+    `state`, replies wait until their entry is durable."""
 
+    ledger: Ledger
+    metrics: Metrics
+    access: Access
+    state: SharedState | None = None
 
-@dataclass
-class ShadowRunner:
-    """Background measurement of the benefit of demonstrations, and of the agreement of the variants
-    of an experiment with the master. `on_end` is called with the record of every call that only
-    measures, `measured` with every comparison, the similarity of its nearest demonstration and
-    whether the question was drawn at random and the compared answer was served. The answer of a
-    stored tier replaces the apprentice's in `repeats`. The tier `judge` compares answers that no
-    rule can compare. No client waits for it."""
-
-    completer: Completer
-    finalizer: Finalizer
-    on_end: Callable[[RequestRecord], None]
-    measured: Callable[[RequestRecord, float | None, AgreementPair, bool], None]
-    repeats: ReplyCache
-    judge: str | None = None
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-
-    def after(self, job: ChatJob, result: ChatResult) -> None:
-        """Start a measurement after some answers of an apprentice."""
-        query = job.query
-        if query is None or query.tenant.shadow is None:
-            return
-        own = self._apprentice_answer(job, query, result)
-        if own is None:
-            return
-        drawn = query.tenant.shadow.draw()
-        if query.tenant.shadow.begins(drawn):
-            sampled = drawn and own[0] is result.call
-            measurement = self._measure(job, query, result, *own, sampled)
-            task = asyncio.create_task(_in_span("shadow", measurement))
-            # The event loop holds its tasks by weak references only.
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def aclose(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _apprentice_answer(
-        self, job: ChatJob, query: TenantQuery, result: ChatResult
-    ) -> tuple[UpstreamCall, str] | None:
-        """Return the call and the answer of an apprentice, also if it was dismissed: otherwise a
-        gate that hides useful demonstrations would never learn of them."""
-        if not (job.record.variant or _is_comparable(job)):
-            return None
-        for call, completed in ((result.call, result.completed), *result.dismissed):
-            reply = self.completer.without_extras(job, call, completed)
-            is_apprentice = call.served.name not in query.tenant.stored_tiers
-            if is_apprentice and _is_complete(reply):
-                return call, reply.completions[0].text
-        return None
-
-    async def _measure(
-        self,
-        job: ChatJob,
-        query: TenantQuery,
-        result: ChatResult,
-        call: UpstreamCall,
-        answer: str,
-        sampled: bool,
-    ) -> None:
-        """Compare an answer with and without demonstrations. An answer without candidates is
-        compared only if it was `sampled`: the reported agreement includes such answers."""
-        tenant, served = query.tenant, call.served
-        assert tenant.shadow is not None
-        found: list[Candidate] = []
-        try:
-            found = list(call.shown) if _is_comparable(job) else []
-            if not found and _is_comparable(job):  # the gate hides them
-                pipeline = tenant.ungated or query.pipeline
-                with self.completer.drafts(job):
-                    hidden = await pipeline.demonstrations(query.query, served.tier)
-                found = fitting(hidden, job.request, served.capabilities)
-        except BottegaError as error:
-            log.info("request %s is not measured: %s", job.record.request_id, error)
-        if not (found or sampled):
-            tenant.shadow.cancel()
-            return
-        expensive_first = self.completer.served[::-1]
-        stored_tiers = (one for one in expensive_first if one.name in tenant.stored_tiers)
-        master = next(stored_tiers, expensive_first[0])
-        # The request may have the master's answer without demonstrations already.
-        own, completed = result.call, result.completed
-        is_masters = own.served.name == master.name and not own.shown and _is_complete(completed)
-        master_answer = completed.completions[0].text if is_masters else None
-
-        ask = partial(self._ask, job)
-        pair = await tenant.shadow.measure(
-            query.query,
-            found,
-            shown=lambda: ask(served, found) if found and not call.shown else _given(answer),
-            hidden=lambda: ask(served, ()) if found and call.shown else _given(answer),
-            master=lambda: ask(master, ()) if master_answer is None else _given(master_answer),
-            was_shown=bool(call.shown),
-            judge=None if self.judge is None else partial(self._verdict, job),
+    def __call__(self, record: RequestRecord) -> None:
+        entry = record.entry()
+        self._add_entry(record, entry)
+        self.metrics.observe(entry)
+        log_request(
+            entry,
+            record.reason,
+            record.fallback,
+            record.client_request_id,
+            record.trace_id,
+            record.route_reason,
         )
-        if pair is not None:
-            similarity = max((one.score for one in found), default=None)
-            self.measured(job.record, similarity, pair, sampled)
+        if record.entered:
+            self.access.leave(record.account)
 
-    async def _ask(self, job: ChatJob, served: ServedTier, shown: Sequence[Candidate]) -> str:
-        """Return an answer that no client waits for."""
-        # Without a query nothing is stored: only the master's own reply may be.
-        query = None if shown else job.query
-        body = await self.completer.augmented(job.request, shown)
-        own = replace(job, query=query, bill=self._bill(job, job.request, served, len(shown)))
-        completed = await self._call(job, own, UpstreamCall(served, body, tuple(shown)))
-        is_stored = query is not None and served.name in query.tenant.stored_tiers
-        if own.key and is_stored and is_repeatable(completed.completions):
-            reply = CachedReply(completed.payload, served.name, completed.model)
-            self.repeats.replace(own.key, reply)
-        return completed.completions[0].text
+    async def commit(self, record: RequestRecord) -> None:
+        """Add the ledger entry of a reply and wait until it is durable, before the reply ends."""
+        assert self.state is not None
+        self._add_entry(record, record.entry())
+        await self.state.commit(record)
 
-    async def _verdict(self, job: ChatJob, one: str, other: str) -> float | None:
-        """Return the judge's verdict on two answers, None without a clear one."""
-        served = next(tier for tier in self.completer.served if tier.name == self.judge)
-        texts = strip_thinking(one), strip_thinking(other)
-        request = judge_request(job.request.question, *texts)
-        own = replace(job, request=request, query=None, key=None)
-        own.bill = self._bill(job, request, served, 0)
-        try:
-            completed = await self._call(job, own, UpstreamCall(served, request.body))
-        except BottegaError as error:
-            self.finalizer.warn("no verdict", error)
-            return None
-        if (verdict := read_verdict(completed.completions[0].text)) is None:
-            self.finalizer.warn("unclear verdict")
-        return verdict
-
-    def _bill(self, job: ChatJob, request: ChatRequest, served: ServedTier, shots: int) -> Bill:
-        """Return the bill of a call with a ledger entry of its own."""
-        record = RequestRecord(job.record.request_id, account=job.record.account)
-        record.namespace, record.state = job.record.namespace, "shadow"
-        record.route, record.shots = served.name, shots
-        # The client's request may end first and release its own reservation.
-        record.reservation = job.record.reservation and job.record.reservation.sibling()
-        return self.finalizer.bill(record, request)
-
-    async def _call(self, job: ChatJob, own: ChatJob, call: UpstreamCall) -> ChatCompletion:
-        """Call the tier and record the call in the ledger entry of `own`. Raises
-        `GenerationError`."""
-        record = own.record
-        try:
-            result = await self.completer.call_upstream(own, call)
-            await self.finalizer.store(own, result)
-            if record.cost_usd and job.query and job.query.tenant.charge:
-                job.query.tenant.charge(record.cost_usd)
-            return result.completed
-        except AccountBudgetError as error:
-            record.status = error.status
-            raise GenerationError(str(error), hint=error.hint) from error
-        except BottegaError:
-            record.status = 502
-            raise
-        finally:
-            # Also after a cancellation: the ledger must get what the call has cost.
-            self.on_end(record)
-
-
-def _is_comparable(job: ChatJob) -> bool:
-    """Return whether the answer can be repeated with and without demonstrations: no option of the
-    request selects the tier or disables retrieval."""
-    return job.overrides.retrieve and job.overrides.tier is None
-
-
-async def _in_span(name: str, work: Awaitable[None]) -> None:
-    with span(name):
-        await work
-
-
-async def _given(answer: str) -> str:
-    return answer
-
-
-def _is_complete(completed: ChatCompletion) -> bool:
-    choices = completed.completions
-    return len(choices) == 1 and choices[0].finish_reason == "stop" and bool(choices[0].text)
+    def _add_entry(self, record: RequestRecord, entry: Entry) -> None:
+        """Add the entry to the ledger, once."""
+        if record.in_ledger:
+            return
+        record.in_ledger = True
+        self.ledger.record(entry)
+        if record.reservation is not None:  # after the entry: the cost must always count somewhere
+            record.reservation.release()

@@ -17,9 +17,9 @@ from yarl import URL
 from bottega._util.caching import FairSemaphore
 from bottega.errors import ImageError
 from bottega.image import Image
-from bottega.openai_api.endpoint import parse_address
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.request import ImagePart
+from bottega.openai_api.transport import parse_address
 
 MAX_REDIRECTS = 3
 # The registries of special addresses. `is_global` alone has been wrong in several Python versions.
@@ -59,6 +59,18 @@ NOT_PUBLIC_V6 = [
         "3fff::/20",  # documentation
     )
 ]
+MAX_URL = 8192
+NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+# Names that inet_aton parses as addresses: 127.1, 0x7f.1, 017700000001, 2130706433.
+ENDS_IN_A_NUMBER = re.compile(r"(.*\.)?(\d+|0x[0-9a-f]*)")
+# URL parsers disagree on these characters, and encoded URLs do not contain them.
+AMBIGUOUS = re.compile(r"[\\\s\x00-\x20\x7f]")
+REDIRECTS = {301, 302, 303, 307, 308}
+# No data of the client: no cookies, key or address. A compressed body could be a bomb.
+HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "bottega"}
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+MakeConnector = Callable[[AbstractResolver], aiohttp.BaseConnector]
+MAX_URL = 8192
 
 
 def is_public(address: str) -> bool:
@@ -76,20 +88,6 @@ def is_public(address: str) -> bool:
             or any(parsed in network for network in NOT_PUBLIC_V6)
         )
     return parsed.is_global and not special
-
-
-MAX_URL = 8192
-NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
-# Names that inet_aton parses as addresses: 127.1, 0x7f.1, 017700000001, 2130706433.
-ENDS_IN_A_NUMBER = re.compile(r"(.*\.)?(\d+|0x[0-9a-f]*)")
-# URL parsers disagree on these characters, and encoded URLs do not contain them.
-AMBIGUOUS = re.compile(r"[\\\s\x00-\x20\x7f]")
-REDIRECTS = {301, 302, 303, 307, 308}
-# No data of the client: no cookies, key or address. A compressed body could be a bomb.
-HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "bottega"}
-
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-MakeConnector = Callable[[AbstractResolver], aiohttp.BaseConnector]
 
 
 async def system_resolve(host: str, port: int) -> list[str]:
@@ -271,9 +269,6 @@ def _api_error(message: str, param: str | None) -> ApiError:
         param=param,
         hint="check the URL, or send the image as data:image/png;base64,...",
     )
-
-
-MAX_URL = 8192
 
 
 def check_passed_urls(parts: Iterable[ImagePart]) -> None:

@@ -1,25 +1,25 @@
-"""Reading of a request: origin, limits, images, overrides, and the query for examples."""
+"""Reading of a request within limits: headers, body, fields, images, memory to decode them."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import re
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import orjson
 
-from bottega._util.identity import ID_LENGTH, json_digest
+from bottega._util.caching import FairSemaphore
 from bottega.errors import ImageError, TooManyPixelsError
-from bottega.gateway.ports import Receive
-from bottega.gateway.state.response_cache import TRANSPORT_FIELDS
+from bottega.gateway.ports import ExampleWriter, Receive
 from bottega.image import MAX_PIXELS, Image
-from bottega.openai_api.errors import ApiError
-from bottega.openai_api.fields import above_limit, image_error
+from bottega.openai_api.errors import MAX_NAME, ApiError, JSONObject, above_limit, image_error
 from bottega.openai_api.request import (
+    FIELDS,
+    SERVICE_TIER,
     Body,
     BodyLimits,
     ChatMessage,
@@ -27,17 +27,64 @@ from bottega.openai_api.request import (
     ImagePart,
     parse_request,
 )
-from bottega.types import Query
+from bottega.pixels import DecodeCost
+from bottega.protocols import Retriever
+from bottega.types import Candidate, Example, Query
 
-
-def bearer_token(headers: Mapping[str, str]) -> str:
-    """Return the key in the Authorization header or, as Anthropic's clients send it, in x-api-key;
-    empty without one."""
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
-
+# Fields of OpenAI's chat completions, without `web_search_options`: each search has a price.
+OPENAI = {
+    *FIELDS,
+    "audio",
+    "function_call",
+    "messages",
+    "modalities",
+    "prediction",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "tool_choice",
+}
+# Sampling parameters of vLLM, SGLang and llama.cpp: they only choose among tokens.
+SAMPLING = {"min_p", "repeat_penalty", "repetition_penalty", "stop_token_ids", "top_k", "typical_p"}
+# vLLM's output constraints. They mask tokens, as `response_format` does; its other options choose
+# the code that runs (`guided_decoding_backend`) or accept a whole grammar.
+CONSTRAINTS = {"guided_choice", "guided_json", "guided_regex"}
+STRUCTURED = "structured_outputs"
+STRUCTURED_OPTIONS = {"choice", "json", "regex"}
+ALLOWED = OPENAI | SAMPLING | CONSTRAINTS
+# Clients of local servers send these defaults; other values need the operator's permission.
+DEFAULTS: Mapping[str, object] = {
+    "add_generation_prompt": True,
+    "best_of": 1,
+    "echo": False,
+    "ignore_eos": False,
+    "include_stop_str_in_output": False,
+    "length_penalty": 1.0,
+    "priority": 0,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "use_beam_search": False,
+}
+# Price lists have one price per model, which is that of these service tiers.
+PLAIN_TIERS = (None, "auto", "default")
 
 MB = 1 << 20
+T = TypeVar("T")
+Cost = Callable[[Image], DecodeCost]
+BUDGET = 256 * MB
+# Embedders reduce images to less than this many pixels on a side.
+REDUCED_SIDE = 512
+# Upper bound for every codec, result included (JPEG 2000 of 16 bits): with few pixels the header
+# need not be read.
+BYTES_PER_PIXEL = 66
+# The same for JPEG: the coefficients of four components and three copies of the result.
+JPEG_BYTES_PER_PIXEL = 20
+JPEG_TYPES = ("image/jpeg", "image/mpo")
+# Work that needs at most this much does not wait for larger work.
+SMALL = 16 * MB
+SMALL_BUDGET = 64 * MB
+WAIT_SECONDS = 10.0
+Timer = Callable[[], AbstractContextManager[None]]
 UNIQUE_HEADERS = (b"authorization", b"x-bottega-")
 WEB_SCHEMES = ("http://", "https://")
 Fetch = Callable[[str], Awaitable[Image]]
@@ -243,71 +290,158 @@ def _with_urls(message: ChatMessage, urls: Mapping[str, str]) -> Body:
     return {**message.raw, "content": parts}
 
 
-# Titles, tags and follow-ups that chat front ends request on their own.
-BACKGROUND = r"\A\s*#{1,3} Task:\s"
-# Fields that change a reply no more than chance does.
-TUNING = {
-    *TRANSPORT_FIELDS,
-    "frequency_penalty",
-    "logprobs",
-    "max_completion_tokens",
-    "max_tokens",
-    "model",
-    "n",
-    "parallel_tool_calls",
-    "presence_penalty",
-    "reasoning_effort",
-    "response_format",
-    "seed",
-    "service_tier",
-    "store",
-    "temperature",
-    "top_logprobs",
-    "top_p",
-}
-MAX_MILD_TEMPERATURE = 1.0  # above it, replies may differ in meaning
+def embedding_cost(image: Image) -> DecodeCost:
+    return image.decode_cost(REDUCED_SIDE)
 
 
-def to_query(request: ChatRequest, images: Sequence[Image], choices: tuple[str, ...] = ()) -> Query:
-    """Return the query of the last user turn, with all images of the conversation."""
-    return Query(request.question, tuple(images), choices, context=context_of(request))
+class DecodeBudget:
+    """Budget of at most `max_bytes` of decoded images at a time, estimated from their headers,
+    plus up to 64 MB of small images, which never wait for large ones. Large images are also
+    limited to half of the processors, to leave the rest to other requests."""
+
+    def __init__(self, max_bytes: int = BUDGET, *, wait_seconds: float = WAIT_SECONDS) -> None:
+        self.max_bytes = max_bytes
+        self.wait_seconds = wait_seconds
+        processors = os.cpu_count() or 1
+        self._large = FairSemaphore(max_bytes, max(1, processors // 2))
+        self._small = FairSemaphore(SMALL_BUDGET, max(2, processors))
+
+    async def check(self, images: Collection[Image]) -> None:
+        """Raise `ApiError` (413) for images that exceed the whole budget."""
+        need = max_bytes_needed(images)
+        if need > self.max_bytes:
+            need = await asyncio.to_thread(bytes_needed, images)
+        if need > self.max_bytes:
+            raise ApiError(
+                f"the images of the request must decode within {self.max_bytes // MB} MB, got"
+                f" {need // MB} MB",
+                status=413,
+                code="images_too_large",
+                param="messages",
+                hint="reduce the images first, or send them as JPEG",
+            )
+
+    async def run(
+        self,
+        images: Collection[Image],
+        work: Callable[[], Awaitable[T]],
+        cost: Cost = embedding_cost,
+    ) -> T:
+        """Run `work`, which decodes the images at `cost` each, once there is memory for them.
+        Raises `ApiError` (429) after `wait_seconds`.
+
+        The memory is released when the work has ended, not when the client leaves: a decoding
+        thread cannot be stopped.
+        """
+        if not images:
+            return await work()
+        need = max_bytes_needed(images)
+        if need > SMALL:
+            need = await asyncio.to_thread(bytes_needed, images, cost)
+        need = min(need, self.max_bytes)  # work above the budget waits until it is alone
+        lane = self._small if need <= min(SMALL, self.max_bytes) else self._large
+        try:
+            client = await lane.acquire(need, self.wait_seconds)
+        except TimeoutError:
+            raise ApiError(
+                "the gateway has no memory left for decoding images",
+                status=429,
+                code="decoding_busy",
+                headers={"retry-after": "2"},
+                hint="try again in a moment, or send smaller images",
+            ) from None
+
+        def release(task: asyncio.Future[T]) -> None:
+            lane.release(need, client)
+            if not task.cancelled():
+                task.exception()  # retrieve it: no caller does after the client has left
+
+        running = asyncio.ensure_future(work())
+        running.add_done_callback(release)
+        return await asyncio.shield(running)
 
 
-def context_of(request: ChatRequest) -> str:
-    """Return a digest of everything besides the conversation that the answer depends on; empty if
-    there is nothing. Unknown fields count: on some servers they can determine the answer."""
-    body = request.body
-    instructions, output_format = request.instructions, body.get("response_format")
-    control = {
-        name: value
-        for name in body.keys() - TUNING
-        if (value := body[name]) not in (None, [], {}, "", 0)
+def max_bytes_needed(images: Collection[Image]) -> int:
+    """Return an upper bound of `bytes_needed` for any cost. It suffices for most images, while
+    reading their headers needs a thread."""
+    return sum(
+        (JPEG_BYTES_PER_PIXEL if image.media_type in JPEG_TYPES else BYTES_PER_PIXEL)
+        * (image.width * image.height)
+        for image in images
+    )
+
+
+def bytes_needed(images: Collection[Image], cost: Cost = embedding_cost) -> int:
+    """Estimate the peak in bytes of decoding the images one by one and keeping the results."""
+    costs = [cost(image) for image in images]
+    return max((one.peak for one in costs), default=0) + sum(one.result for one in costs)
+
+
+class BudgetedRetriever:
+    """Retriever whose embedder decodes the query's images within the budget. `timer` measures the
+    retrieval without the wait for memory."""
+
+    def __init__(
+        self, retrieve: Retriever, budget: DecodeBudget, timer: Timer = nullcontext
+    ) -> None:
+        self._retrieve, self._budget, self._timer = retrieve, budget, timer
+
+    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
+        async def work() -> list[Candidate]:
+            with self._timer():
+                return await self._retrieve(query, k)
+
+        return await self._budget.run(query.images, work)
+
+
+class BudgetedExampleWriter:
+    """ExampleWriter that stores an example while its images are decoded within the budget."""
+
+    def __init__(
+        self, writer: ExampleWriter, budget: DecodeBudget, timer: Timer = nullcontext
+    ) -> None:
+        self._writer, self._budget, self._timer = writer, budget, timer
+
+    async def store(self, example: Example, /, *, pin: bool = False) -> str | None:
+        async def work() -> str | None:
+            with self._timer():
+                return await self._writer.store(example, pin=pin)
+
+        return await self._budget.run(example.query.images, work)
+
+
+def allowed_fields(body: JSONObject, more: Collection[str] = ()) -> JSONObject:
+    """Return the body without fields at their `DEFAULTS`. Raise `ApiError` for a field that is not
+    allowed; `more` are fields that the operator allows. Other fields may change what a server does
+    or costs: chat templates, priorities, logits processors. A null field counts as absent."""
+    # True == 1 in Python, so compare the types; JavaScript writes 1.0 as 1.
+    dropped = {
+        name
+        for name in body.keys() & DEFAULTS.keys()
+        if name not in more
+        and body[name] == DEFAULTS[name]
+        and isinstance(body[name], bool) is isinstance(DEFAULTS[name], bool)
     }
-    if cast(float, body.get("temperature") or 0) > MAX_MILD_TEMPERATURE:
-        control["temperature"] = "hot"
-    if not instructions and output_format is None and not control:
-        return ""
-    parts: list[object] = [[_instruction(message) for message in instructions], output_format]
-    parts += [control] if control else []
-    return json_digest(parts, sort_keys=True)[:ID_LENGTH]
+    if dropped:
+        body = {name: value for name, value in body.items() if name not in dropped}
+    for name, value in body.items():
+        if name == SERVICE_TIER and value not in PLAIN_TIERS:
+            problem = f"{name} {str(value)[:MAX_NAME]!r} is not available here"
+            raise _refusal(problem, name, 'send "default"')
+        allowed = name in ALLOWED or name in more or name == SERVICE_TIER
+        if name == STRUCTURED and isinstance(value, dict):
+            allowed = allowed or value.keys() <= STRUCTURED_OPTIONS
+        if not allowed and value is not None:
+            name = name[:MAX_NAME]
+            problem = f"{name!r} is not forwarded by this gateway"
+            raise _refusal(problem, name, "ask the operator to allow it ([limits] fields)")
+    return body
 
 
-def _instruction(message: ChatMessage) -> object:
-    images = [hashlib.sha256(image.url.encode()).hexdigest() for image in message.images]
-    return [message.text, *images] if images else message.text
-
-
-def bypass_reason(request: ChatRequest, background: re.Pattern[str]) -> str | None:
-    """Return why a request cannot get demonstrations, None if it can."""
-    if request.has_tools:
-        return "tools"
-    if request.has_audio:
-        return "audio"
-    last = request.last_user_turn
-    if last is None:
-        return "no question"
-    if request.has_other_parts:
-        return "parts"
-    if background.search(request.question):
-        return "background"
-    return None if request.question.strip() or last.images else "empty question"
+def _refusal(problem: str, name: str, alternative: str) -> ApiError:
+    return ApiError(
+        f"Unsupported parameter: {problem}.",
+        code="unsupported_parameter",
+        param=name,
+        hint=f"leave it out, or {alternative}",
+    )

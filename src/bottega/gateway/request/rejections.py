@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
 from bottega._util.caching import LRUCache
 from bottega._util.identity import json_digest
@@ -43,28 +42,24 @@ def is_content_policy(error: BottegaError) -> bool:
     return getattr(error, "code", None) in POLICY_CODES
 
 
-@dataclass(frozen=True)
-class Rejections:
+class Rejections(LRUCache[tuple[str, str, str], int]):
     """Rejections of the last ten minutes, by account, so that an invalid request of one client does
     not change the tier of others."""
 
-    _known: LRUCache[tuple[str, str, str], int] = field(
-        default_factory=lambda: LRUCache(MAX_REMEMBERED, seconds=REMEMBER_SECONDS)
-    )
+    def __init__(self) -> None:
+        super().__init__(MAX_REMEMBERED, seconds=REMEMBER_SECONDS)
 
     def learn(self, account: str, tier: str, request: ChatRequest, error: BottegaError) -> None:
         """Remember what the tier rejected, if the error shows it: a field with its value, the
         length, or the number of images."""
         for name, size in _rejected(request, error).items():
-            self._known.put((account, tier, name), size)
+            self.put((account, tier, name), size)
 
     def knows(self, account: str, tier: str, request: ChatRequest) -> bool:
         """Return whether the tier rejected such a request recently."""
-        if not self._known:  # nearly always: the features cost more than the rest
-            return False
         sizes = _sizes(request)
         for name in (*sizes, *_features(request).values()):
-            least = self._known.get((account, tier, name))
+            least = self.get((account, tier, name))
             if least is not None and sizes.get(name, least) >= least:
                 return True
         return False

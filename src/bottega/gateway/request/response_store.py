@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from bottega._util.sql_tables import storable_text
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.row_types import storable_text
 from bottega.gateway.config.gateway_settings import MB, ResponseSettings
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.request import Body

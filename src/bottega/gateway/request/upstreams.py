@@ -15,14 +15,21 @@ from bottega._util.caching import FairSemaphore
 from bottega.errors import EndpointError, GarbledError, PromptRejectedError, RejectedError
 from bottega.gateway.errors import MisconfiguredError, tier_fix
 from bottega.gateway.ports import PrefixUpstream, Upstream
-from bottega.gateway.request.decode_budget import DecodeBudget
+from bottega.gateway.request.reading import DecodeBudget
 from bottega.gateway.telemetry.metrics import Histogram
 from bottega.image import Image
-from bottega.openai_api.client import Breaker, ChatClient, RetryPolicy
+from bottega.openai_api.client import LIMITS, Breaker, ChatClient, RetryPolicy
 from bottega.openai_api.endpoint import Endpoint
 from bottega.openai_api.errors import WRONG_PROTOCOL
-from bottega.openai_api.fields import FIELDS, LIMITS
-from bottega.openai_api.request import Body, ChatMessage, OtherPart, Part, TextPart, parse_messages
+from bottega.openai_api.request import (
+    FIELDS,
+    Body,
+    ChatMessage,
+    OtherPart,
+    Part,
+    TextPart,
+    parse_messages,
+)
 from bottega.openai_api.response import (
     ChatCompletion,
     completion_json,
@@ -42,6 +49,24 @@ LOCAL_SLOTS = 32
 # Statuses of a wrong key, quota, model name or address, which only the operator can change.
 OPERATOR_STATUSES = (401, 402, 403, 404, 405, 407, 429)
 NO_MODEL_LIST = (404, 405, 501)
+ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+MAX_STOPS = 16
+UNSUPPORTED = (
+    "tools",
+    "functions",
+    "logprobs",
+    "top_logprobs",
+    "audio",
+    "guided_choice",
+    "guided_json",
+    "guided_regex",
+    "structured_outputs",
+)
 
 
 class HttpUpstream:
@@ -182,15 +207,6 @@ class HttpUpstream:
 def _is_the_operators(error: Exception) -> bool:
     status = (error.status if isinstance(error, RejectedError) else None) or 0
     return status in OPERATOR_STATUSES or 300 <= status < 400
-
-
-ROLES: Mapping[str, Role] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-}
-MAX_STOPS = 16
 
 
 @runtime_checkable
@@ -342,19 +358,6 @@ def _sampling_of(body: Body, base: Sampling) -> Sampling:
             )
         fields["stop"] = tuple(stops)
     return replace(base, **fields)
-
-
-UNSUPPORTED = (
-    "tools",
-    "functions",
-    "logprobs",
-    "top_logprobs",
-    "audio",
-    "guided_choice",
-    "guided_json",
-    "guided_regex",
-    "structured_outputs",
-)
 
 
 def _unsupported(name: str) -> PromptRejectedError:

@@ -15,11 +15,10 @@ from tempfile import TemporaryDirectory
 from starlette.routing import BaseRoute
 
 from bottega.errors import SettingError, StoreError, store_errors
+from bottega.gateway.accounting.access import Access, KeyDefaults, LocalLimiter
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.ledger_schema import FILE
-from bottega.gateway.accounting.limiter import Access, KeyDefaults, LocalLimiter
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger_schema import FILE, Account
 from bottega.gateway.apis.admin import admin_routes
 from bottega.gateway.apis.feedback import FeedbackEndpoint
 from bottega.gateway.config.config_file import tier_of_model
@@ -28,16 +27,15 @@ from bottega.gateway.config.overrides import read_variant
 from bottega.gateway.request.cached_examples import Forget
 from bottega.gateway.request.chat import Gateway, ResponseCache
 from bottega.gateway.request.completion import Completer
-from bottega.gateway.request.decode_budget import BudgetedRetriever, DecodeBudget
 from bottega.gateway.request.experiments import Experiment
-from bottega.gateway.request.finalization import Finalizer, ShadowRunner
+from bottega.gateway.request.finalization import Finalizer
 from bottega.gateway.request.image_fetcher import ImageFetcher
-from bottega.gateway.request.reading import Fetch, Limits
+from bottega.gateway.request.reading import BudgetedRetriever, DecodeBudget, Fetch, Limits
 from bottega.gateway.request.request_traces import RequestTraces
 from bottega.gateway.request.response_store import ResponseStore
+from bottega.gateway.request.shadow_calls import ShadowRunner
 from bottega.gateway.running.cache_views import check_cache
-from bottega.gateway.running.caches import NamespaceOpener
-from bottega.gateway.running.namespace_pool import NamespacePool
+from bottega.gateway.running.caches import NamespaceOpener, NamespacePool
 from bottega.gateway.running.server import GatewayServer, TenantPool
 from bottega.gateway.running.tiers import PipelineTenantPool, TierSet, build_tiers, pipeline_tiers
 from bottega.gateway.state.response_cache import BodyCache, ReplyCache, StoredReplies
@@ -45,7 +43,7 @@ from bottega.gateway.state.shared import SharedState, check_redis
 from bottega.gateway.telemetry.logs import WarningLogger
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.knowledge import KnowledgeBase
-from bottega.openai_api.fields import data_url_cache
+from bottega.openai_api.request import data_url_cache
 from bottega.pipeline import Pipeline
 from bottega.recording import CompositeRecorder, TraceStore
 from bottega.telemetry import open_exporter
@@ -107,7 +105,7 @@ def build(
         gateway.shadow = ShadowRunner(
             gateway.completer,
             gateway.finalizer,
-            gateway_server.on_end,
+            gateway_server.recorder,
             file.record_shadow_sample,
             repeats,
             config.shadow.judge,
@@ -274,7 +272,7 @@ def _gateway_server(
         exporter = open_exporter(capture_content=config.telemetry.capture_content)
         server.tracer, server.close_tracer = exporter.tracer, exporter.close
     if state is not None:
-        gateway.commit = server.commit
+        gateway.commit = server.recorder.commit
         gateway.repeats = state.repeats
     return server
 
@@ -360,8 +358,6 @@ def build_fetch(given: LimitSettings) -> Fetch | None:
     if not given.fetch_images:
         return None
     fetcher = ImageFetcher(
-        hosts=given.fetch_hosts or None,
-        max_bytes=given.fetch_mb * MB,
-        seconds=given.fetch_seconds,
+        hosts=given.fetch_hosts or None, max_bytes=given.fetch_mb * MB, seconds=given.fetch_seconds
     )
     return fetcher.fetch

@@ -1,4 +1,4 @@
-"""Caches of all namespaces, each with its pipeline."""
+"""Caches of all namespaces, each with its pipeline, and the pool of those that are open."""
 
 from __future__ import annotations
 
@@ -6,42 +6,41 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+import weakref
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import orjson
 
+from bottega._util.caching import FairSemaphore
 from bottega._util.locations import StoreLocation
 from bottega.errors import BottegaError, EmbedderMismatchError, NotFoundError, StoreError
 from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.row_types import ShadowSample
+from bottega.gateway.accounting.ledger_schema import JUDGE_VERSION, ShadowSample
 from bottega.gateway.config.gateway_settings import Config, RouteSettings
 from bottega.gateway.config.variant_settings import BY_QUESTION, Retrieve
-from bottega.gateway.judging import JUDGE_VERSION
 from bottega.gateway.ports import RequestRecord, Tenant
-from bottega.gateway.request.decode_budget import (
-    BudgetedExampleWriter,
-    BudgetedRetriever,
-    DecodeBudget,
-)
-from bottega.gateway.request.drafts import RequestDraftGenerator
+from bottega.gateway.request.completion import RequestDraftGenerator
+from bottega.gateway.request.reading import BudgetedExampleWriter, BudgetedRetriever, DecodeBudget
 from bottega.gateway.request.request_traces import RequestTraces
 from bottega.gateway.running.cache_views import (
     PREPARED,
+    Retrievals,
     cache_location,
     filled_with_error,
     prepare_views,
 )
-from bottega.gateway.running.namespace_pool import OpenNamespace
-from bottega.gateway.running.retrievals import Retrievals
 from bottega.gateway.running.tiers import TierSet, confidence_fields
 from bottega.gateway.state.gates import SharedGates
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.embedders.names import IMAGE_ONLY, NOTE, packaged_name, parts_read
 from bottega.knowledge.eviction import EVICTIONS
-from bottega.openai_api.fields import data_url_cache
+from bottega.openai_api.request import data_url_cache
 from bottega.parsing import FinalAnswerParser, decided_agreement, most_frequent
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter
@@ -51,6 +50,7 @@ from bottega.recipes.cache_retrieval import DraftModel
 from bottega.recording import CacheRecorder
 from bottega.reranking import GatedReranker, TopKReranker
 from bottega.retrieval import EmptyTolerantRetriever, SameContextFilter, SharedRetriever
+from bottega.retrieval.retrievers import SameTextFilter, SimilarityFilter, UnreadFilter
 from bottega.routing import (
     AgreementPair,
     BenefitGate,
@@ -61,7 +61,12 @@ from bottega.routing import (
     RandomRouter,
     ShadowSampler,
 )
-from bottega.types import Candidate, Example, Query
+from bottega.types import Example, Query
+
+log = logging.getLogger(__name__)
+
+WITHOUT_CANDIDATES = "none"  # retrieval of a sample without candidates
+OpenNamespace = tuple[Tenant, KnowledgeBase]
 
 Claim = Callable[[], Awaitable[bool]]
 
@@ -90,60 +95,6 @@ def build_router(
     if left > 0:
         router = ColdStartRouter(left, tiers[-1], then=router, claim=claim)
     return router, escalation
-
-
-log = logging.getLogger(__name__)
-
-SAME_TEXT_DEPTH = 32  # candidates among which a router looks for one with the same text
-WITHOUT_CANDIDATES = "none"  # retrieval of a sample without candidates
-
-
-class SimilarityFilter:
-    """Retriever wrapper that drops candidates less similar than `min_similarity`."""
-
-    def __init__(self, retrieve: Retriever, min_similarity: float) -> None:
-        self._retrieve, self._min_similarity = retrieve, min_similarity
-
-    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        return [one for one in await self._retrieve(query, k) if one.score >= self._min_similarity]
-
-
-class UnreadFilter:
-    """Retriever wrapper that returns no candidates for a question without any of the parts `reads`.
-    Where these lack images, the answers to questions with images are no candidates, for such a
-    question or another one; passages are."""
-
-    def __init__(self, retrieve: Retriever, reads: Collection[str]) -> None:
-        self._retrieve, self._reads = retrieve, reads
-
-    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        has_text, has_image = "text" in self._reads, "image" in self._reads
-        if not ((has_text and query.text) or (has_image and query.images)):
-            return []
-        found = await self._retrieve(query, k)
-        if has_image:
-            return found
-        return [
-            one
-            for one in found
-            if not (one.example.answer and (query.images or one.example.query.images))
-        ]
-
-
-class SameTextFilter:
-    """Retriever wrapper that drops candidates with another text, for a router by a search that
-    compares images alone: other questions about the same image are not similar."""
-
-    def __init__(self, retrieve: Retriever) -> None:
-        self._retrieve = retrieve
-
-    async def __call__(self, query: Query, k: int, /) -> list[Candidate]:
-        for depth in (k, SAME_TEXT_DEPTH):
-            found = await self._retrieve(query, depth)
-            same = [one for one in found if one.example.query.text == query.text]
-            if same or len(found) < depth:
-                break
-        return same[:k]
 
 
 @dataclass(frozen=True)
@@ -397,3 +348,102 @@ def _example(base: KnowledgeBase, id: str) -> Example | None:
         return base.get(id)
     except NotFoundError:
         return None
+
+
+class NamespacePool:
+    """Pool of at most `limit` open namespaces. The least recently used one is evicted, and closed
+    once no request holds its tenant. `open_one` blocks and runs in a thread, one call at a time:
+    this loads an embedder only once. Clients take turns, so a client that opens many namespaces
+    does not delay the others."""
+
+    def __init__(self, open_one: Callable[[str], OpenNamespace], limit: int) -> None:
+        self._open_one = open_one
+        self._limit = limit
+        self._opened: OrderedDict[str, asyncio.Future[OpenNamespace]] = OrderedDict()
+        self._endings: list[weakref.finalize[..., Tenant]] = []
+        self._turns = FairSemaphore(1)
+        self._opener = ThreadPoolExecutor(1, thread_name_prefix="bottega-open")
+        self._closer = ThreadPoolExecutor(1, thread_name_prefix="bottega-close")
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def open(self, namespace: str, /) -> Tenant:
+        """Return the tenant of a namespace. Raises `StoreError`; the next call tries again."""
+        return (await self._open(namespace))[0]
+
+    def base(self, namespace: str) -> KnowledgeBase:
+        """Return the gateway's own knowledge base, which stays open while the caller holds it. Call
+        it from a thread other than the event loop's. Blocks. Raises `StoreError`."""
+        if self._loop is None:
+            raise StoreError("the gateway is still starting", hint="try again in a moment")
+        opening = asyncio.run_coroutine_threadsafe(self._open(namespace), self._loop)
+        tenant, base = opening.result()
+        # The tenant holds the base: a reference back would be a cycle, which ends much later.
+        held = copy(base)
+        vars(held)["tenant"] = tenant
+        return held
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Schedule work on the event loop, from any thread; do nothing once it is closed."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(work)
+
+    async def _open(self, namespace: str) -> OpenNamespace:
+        self._loop = asyncio.get_running_loop()
+        found = self._opened.get(namespace)
+        if found is None:
+            found = asyncio.ensure_future(self._open_in_turn(namespace))
+            found.add_done_callback(lambda done: self._on_opened(namespace, done))
+            # Before the first await: concurrent requests share this opening.
+            self._opened[namespace] = found
+        self._opened.move_to_end(namespace)
+        return await asyncio.shield(found)  # a client that leaves must not cancel it for others
+
+    async def _open_in_turn(self, namespace: str) -> OpenNamespace:
+        async with self._turns.hold():
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._opener, self._open_one, namespace)
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of examples of each open namespace. Blocks."""
+        # A copy: this runs in a thread while the event loop changes the dict.
+        done = {name: one.result() for name, one in list(self._opened.items()) if one.done()}
+        return {name: len(base) for name, (_, base) in done.items()}
+
+    async def aclose(self) -> None:
+        """Close all namespaces, even those that a request still uses. Stored examples are
+        durable."""
+        # A thread that opens a namespace cannot be stopped: wait, then close what it opened.
+        await asyncio.gather(*self._opened.values(), return_exceptions=True)
+        self._opened.clear()
+        for ending in self._endings:
+            ending()
+        await asyncio.sleep(0)  # until all closings are submitted
+        await asyncio.to_thread(self._closer.shutdown)
+        self._opener.shutdown(wait=False)
+
+    def _on_opened(self, namespace: str, done: asyncio.Future[OpenNamespace]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._opened.pop(namespace, None)  # the next request tries again
+            return
+        tenant, base = done.result()
+        # Requests hold the tenant, so its end is the first moment when nothing reads the base.
+        ending = weakref.finalize(tenant, self._close_soon, base, namespace)
+        ending.atexit = False  # the executor accepts no work at exit
+        self._endings = [*(one for one in self._endings if one.alive), ending]
+        while len(self._opened) > self._limit:
+            self._opened.popitem(last=False)
+
+    def _close_soon(self, base: KnowledgeBase, namespace: str) -> None:
+        # Garbage collection may call this anywhere, also within the `submit` of a pool, whose lock
+        # is not reentrant.
+        self.call_soon(lambda: self._submit_closing(base, namespace))
+
+    def _submit_closing(self, base: KnowledgeBase, namespace: str) -> None:
+        self._closer.submit(_close, base, namespace)
+
+
+def _close(base: KnowledgeBase, namespace: str) -> None:
+    try:
+        base.close()
+    except Exception:
+        log.exception("closing the cache of the namespace %r failed", namespace)

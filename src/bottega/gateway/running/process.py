@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import gc
 import logging
@@ -21,6 +22,7 @@ from typing import Any
 import uvicorn
 
 from bottega.errors import SettingError
+from bottega.gateway.asgi import Admission
 from bottega.gateway.config.config_file import SECTIONS
 from bottega.gateway.config.gateway_settings import Config, ServerSettings
 from bottega.gateway.running.build import (
@@ -29,14 +31,13 @@ from bottega.gateway.running.build import (
     key_defaults,
     request_limits,
 )
-from bottega.gateway.running.server import (
-    Admission,
-    ClientConnection,
-    GatewayServer,
-    unmap_large_blocks,
-)
+from bottega.gateway.running.connection import ClientConnection
+from bottega.gateway.running.server import GatewayServer
 from bottega.gateway.running.tiers import price_overrides
 from bottega.recording import PriceTable
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
+LARGE_BLOCK, KEPT_AT_HEAP_END, ARENAS = 12 << 20, 32 << 20, 2
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,16 @@ CUT_SECONDS = 1
 # After that the process exits: a thread that loads a model cannot be stopped.
 EXIT_SECONDS = 5.0
 PORT_STEP = 20  # from a port in use to the suggested one
+# Settings that need no restart, by section.
+RELOADED = {
+    "gateway": ("max_concurrent", "allowed_hosts", "allowed_origins", "finish_seconds"),
+    "experiment": ("share",),
+    "keys": ("max_concurrent", "tiers", "max_namespaces"),
+    "limits": (
+        *("messages", "text_characters", "images", "image_mb", "image_pixels", "request_pixels"),
+        *("fields", "fetch_images", "fetch_hosts", "fetch_mb", "fetch_seconds"),
+    ),
+}
 
 
 def bind_socket(listening: ServerSettings) -> socket.socket:
@@ -261,18 +272,6 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-# Settings that need no restart, by section.
-RELOADED = {
-    "gateway": ("max_concurrent", "allowed_hosts", "allowed_origins", "finish_seconds"),
-    "experiment": ("share",),
-    "keys": ("max_concurrent", "tiers", "max_namespaces"),
-    "limits": (
-        *("messages", "text_characters", "images", "image_mb", "image_pixels", "request_pixels"),
-        *("fields", "fetch_images", "fetch_hosts", "fetch_mb", "fetch_seconds"),
-    ),
-}
-
-
 def reload(gateway_server: GatewayServer, read: Callable[[], Config]) -> None:
     """Apply the settings that `read` returns and that need no restart, and log the others. An
     invalid configuration changes nothing."""
@@ -324,3 +323,25 @@ def _values(config: Config) -> dict[str, object]:
     parts = {f"tiers.{tier.name}": tier for tier in config.tiers}
     parts |= {name: getattr(config, name) for name in SECTIONS}
     return {f"{part}.{name}": v for part, one in parts.items() for name, v in vars(one).items()}
+
+
+def unmap_large_blocks() -> bool:
+    """Make malloc map each block of 12 MB or more separately and unmap it when it is freed. Return
+    whether the C library supports this.
+
+    By default glibc raises this threshold to the largest block freed so far: after the first large
+    image, the next ones come from heaps, where one small block above them keeps them allocated.
+    orjson parses in a block of twelve times the body's length: with a threshold of 4 MB, each image
+    of 500 kB faulted in new memory, which took a quarter of the CPU time of its request.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # musl, macOS, Windows
+        return False
+    # A fixed threshold also ends the automatic one for trimming heaps. At its default of 128 kB,
+    # each request with an image returned its body's memory, and the next one faulted it in again.
+    # 8 MB is too little, because orjson's block is larger: most of the memory was returned.
+    mallopt(M_TRIM_THRESHOLD, KEPT_AT_HEAP_END)
+    # Each arena keeps so much, and by default the threads use up to eight for each core.
+    mallopt(M_ARENA_MAX, ARENAS)
+    return bool(mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK))

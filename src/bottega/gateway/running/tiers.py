@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from bottega.errors import LoadError, SettingError, StoreError
 from bottega.gateway.config.gateway_settings import Config
 from bottega.gateway.config.tier_settings import TierSettings
 from bottega.gateway.ports import ServedTier, Tenant, TierCapabilities, Upstream
-from bottega.gateway.request.decode_budget import DecodeBudget
-from bottega.gateway.request.stored_passages import open_passages
+from bottega.gateway.request.reading import DecodeBudget
 from bottega.gateway.request.upstreams import HttpUpstream, LocalUpstream, TimedUpstream
 from bottega.gateway.telemetry.metrics import Metrics
 from bottega.generation import OpenAIGenerator
@@ -20,12 +20,15 @@ from bottega.naming import check_embedder, check_text_embedder, check_torch, imp
 from bottega.openai_api.client import Breaker
 from bottega.openai_api.errors import ApiError
 from bottega.openai_api.request import Body
-from bottega.pipeline import Pipeline
+from bottega.pipeline import Pipeline, run_sync
 from bottega.prompting import CachePrompter, ReasoningPrompter
 from bottega.protocols import Generator, Pricer, Tier, turns_only
+from bottega.recipes.racc import CompressorLoader, bundled_compressor_for, compressor_loader
 from bottega.recipes.rcts import SearchLimits
 from bottega.recording import PriceTable, TokenPrice
-from bottega.types import Sampling, Usage
+from bottega.types import Candidate, Compression, Prefix, Query, Sampling, Usage
+
+FETCH = 50  # retrieved candidates, of which some may not be in the store
 
 OPENAI = "https://api.openai.com/v1"
 OPENAI_KEY = "OPENAI_API_KEY"
@@ -303,3 +306,26 @@ class PipelineTenantPool:
 
     async def aclose(self) -> None:
         pass
+
+
+def open_passages(store: Path, compressor: Path | None, base: Generator) -> StoredPassages:
+    """Open a store of compressed passages and load the model. Raises `LoadError` for a compressor
+    of another model, and `StoreError` for a store of another compressor."""
+    folder = compressor or bundled_compressor_for(base)
+    loader = compressor_loader(folder, base, store=store)
+    run_sync(loader.open())
+    return StoredPassages(loader)
+
+
+@dataclass(frozen=True)
+class StoredPassages:
+    """Passages in a store, for the tier of their model."""
+
+    loader: CompressorLoader
+    fetch: int = FETCH
+
+    async def read(
+        self, query: Query, candidates: Sequence[Candidate], k: int, /
+    ) -> tuple[list[Candidate], Prefix, Compression] | None:
+        found = await self.loader.stored_prefix(query, candidates, k)
+        return found and (*found, self.loader.compression(found[1]))

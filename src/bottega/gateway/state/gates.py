@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from bottega._util.outage import OutageLog
+from bottega._util.batch_writer import OutageLog
 from bottega._util.sql_tables import SqlRow
 from bottega.errors import BottegaError, StoreError
 from bottega.gateway.accounting.ledger import Ledger

@@ -9,10 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from secrets import token_hex
 from typing import Literal, NamedTuple, Protocol
 
-from bottega._util.outage import OutageLog
+from bottega._util.batch_writer import OutageLog
 from bottega.errors import StoreError
-from bottega.gateway.accounting.ledger import Ledger
-from bottega.gateway.accounting.limiter import (
+from bottega.gateway.accounting.access import (
     ROUNDING,
     AccountBudgetError,
     Limiter,
@@ -21,7 +20,8 @@ from bottega.gateway.accounting.limiter import (
     budget_reserved,
     budget_spent,
 )
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.ledger_schema import Account
 
 log = logging.getLogger(__name__)
 

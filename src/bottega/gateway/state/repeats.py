@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any, Literal, NamedTuple, Protocol
 
-from bottega._util.outage import OutageLog
+from bottega._util.batch_writer import OutageLog
 from bottega.errors import StoreError
 from bottega.gateway.state.response_cache import CachedReply, ReplyCache
 

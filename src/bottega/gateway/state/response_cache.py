@@ -64,6 +64,12 @@ NULL_IS_ABSENT = {
 # Clients may return these fields as they received them.
 NULL_IN_MESSAGES = {"audio", "function_call", "name", "refusal", "tool_call_id", "tool_calls"}
 EXACT_INTEGERS = 2**53
+_ABSENT = object()
+# Approximate memory of an entry beside its bytes.
+OVERHEAD = 600
+SHORT = 4096
+STRIDE = 997
+Probe = tuple[tuple[str, ...], int, bytes]
 
 
 def exact_key(
@@ -141,9 +147,6 @@ def _field(name: str, value: object) -> object:
     return _ABSENT if same else value
 
 
-_ABSENT = object()
-
-
 def _message(message: ChatMessage, images: Mapping[str, str]) -> object:
     if message.raw.get("audio") is not None:
         raise _NotRepeatableError
@@ -185,13 +188,6 @@ def _is_defined_by_pixels(image: Image) -> bool:
         )
 
 
-# Approximate memory of an entry beside its bytes.
-OVERHEAD = 600
-SHORT = 4096
-STRIDE = 997
-Probe = tuple[tuple[str, ...], int, bytes]
-
-
 @dataclass(frozen=True, slots=True)
 class CachedReply:
     """A complete reply as its first client got it: its JSON, its tier and its model."""
@@ -217,11 +213,7 @@ class ReplyCache(LRUCache[str, CachedReply]):
     """Replies by `exact_key` within `max_bytes`, each for `seconds` (None: no limit)."""
 
     def __init__(
-        self,
-        max_bytes: int,
-        seconds: float | None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, max_bytes: int, seconds: float | None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(max_bytes, lambda reply: reply.size, seconds=seconds, clock=clock)
         # Set if other gateways may invalidate or replace replies.

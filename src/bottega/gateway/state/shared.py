@@ -7,21 +7,18 @@ import logging
 from contextlib import suppress
 from typing import Any
 
+from bottega._util.batch_writer import OutageLog
 from bottega._util.event_loops import BACKGROUND_LOOP, gather_or_cancel
-from bottega._util.outage import OutageLog
 from bottega._util.postgres import PostgresPool
-from bottega._util.valkey import display_valkey_url, valkey_client, valkey_errors
-from bottega._util.valkey_pipe import ValkeyPipe
+from bottega._util.valkey import ValkeyPipe, display_valkey_url, valkey_client, valkey_errors
 from bottega.errors import StoreError
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_schema import GATEWAY_TABLES
 from bottega.gateway.ports import RequestRecord
 from bottega.gateway.state.gates import SharedGates
 from bottega.gateway.state.limits import RENEW_SECONDS, LimitStore, SharedLimiter
-from bottega.gateway.state.postgres_limits import PostgresLimits
-from bottega.gateway.state.postgres_repeats import PostgresRepeats
-from bottega.gateway.state.redis_limits import RedisLimits, spending_reader
-from bottega.gateway.state.redis_repeats import RedisRepeats
+from bottega.gateway.state.postgres_state import PostgresLimits, PostgresRepeats
+from bottega.gateway.state.redis_state import RedisLimits, RedisRepeats, spending_reader
 from bottega.gateway.state.repeats import RepeatStore, SharedRepeats
 from bottega.gateway.state.response_cache import ReplyCache
 

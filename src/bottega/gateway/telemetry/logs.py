@@ -36,7 +36,7 @@ from bottega.errors import (
     StoreError,
     UnreachableError,
 )
-from bottega.gateway.accounting.row_types import Entry
+from bottega.gateway.accounting.ledger_schema import Entry
 from bottega.gateway.errors import MisconfiguredError
 from bottega.openai_api.client import PausedError
 from bottega.openai_api.endpoint import redactor
@@ -60,6 +60,28 @@ CACHED_TEXTS = 1_024  # model names and namespaces repeat
 SHORT_TEXT = 200
 ONE_WORD = 40
 REQUEST = "req_"  # prefix of request ids, which are unique and would only fill the cache
+log = logging.getLogger(__name__)
+Style = Literal["json", "text"]
+STYLES: tuple[Style, ...] = ("json", "text")
+MAX_WAITING = 10_000  # lines, while the stream is blocked
+WRITE_BATCH = 500
+FLUSH_SECONDS = 0.25
+FRAMES = 12
+# Their messages are about the operator's files, settings, packages and hosts. Those of a server are
+# left out: it may quote the request.
+SETUP_ERRORS = (
+    SettingError,
+    StoreError,
+    MissingDependencyError,
+    ModelLoadError,
+    UnreachableError,
+    EndpointTimeoutError,
+    GarbledError,
+    MisconfiguredError,
+)
+ERROR_FIELDS = ("code", "type", "param")
+ERROR_FIELD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
+_writers: list[Writer] = []
 
 
 def scrubber(secrets: Iterable[str] = ()) -> Scrub:
@@ -90,9 +112,6 @@ def printable(text: str) -> str:
     return CONTROLS.sub(" ", text)
 
 
-log = logging.getLogger(__name__)
-
-
 class WarningLogger:
     """Logger of problems that do not fail a request. `count` is called each time. Each kind is
     logged once, without its message: a client can trigger it any number of times, and the message
@@ -112,28 +131,6 @@ class WarningLogger:
             log.warning(
                 "%s: %s (logged once; bottega_warnings_total counts)", problem, kind or "see above"
             )
-
-
-Style = Literal["json", "text"]
-STYLES: tuple[Style, ...] = ("json", "text")
-MAX_WAITING = 10_000  # lines, while the stream is blocked
-WRITE_BATCH = 500
-FLUSH_SECONDS = 0.25
-FRAMES = 12
-# Their messages are about the operator's files, settings, packages and hosts. Those of a server are
-# left out: it may quote the request.
-SETUP_ERRORS = (
-    SettingError,
-    StoreError,
-    MissingDependencyError,
-    ModelLoadError,
-    UnreachableError,
-    EndpointTimeoutError,
-    GarbledError,
-    MisconfiguredError,
-)
-ERROR_FIELDS = ("code", "type", "param")
-ERROR_FIELD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 
 
 def log_request(
@@ -301,9 +298,6 @@ class Writer(logging.Handler):
             return self._line(
                 _fields("error", "log line failed", logger=name, error=error_text(error))
             )
-
-
-_writers: list[Writer] = []
 
 
 def _fields(level: str, event: str, at: float | None = None, **more: object) -> dict[str, object]:

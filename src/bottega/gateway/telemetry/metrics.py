@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
+from pathlib import Path
+from threading import Lock
 from time import perf_counter
 from typing import Protocol
 
@@ -18,13 +21,38 @@ from prometheus_client.metrics_core import (
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
-from bottega.gateway.accounting.row_types import Entry, Feedback
+from bottega.gateway.accounting.ledger_schema import Entry, Feedback
 from bottega.routing.benefit_gate import agreement_range
 
+# How to merge the gauges. `live` excludes workers that have ended.
+GAUGE_MODES = {
+    "bottega_requests_in_flight": "livesum",
+    "bottega_cache_entries": "livemostrecent",  # all workers count the same examples
+    "bottega_breaker_state": "livemax",
+    "bottega_ledger_rows_lost": "sum",
+    "bottega_ready": "livemin",
+}
+
 LabelValues = tuple[str, ...]
+COMPARED = {"yes": 1.0, "no": 0.0, "undecided": None}
+AGREEMENT = "bottega_agreement"
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+STAGE_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+FAR, NEAR = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85), (0.9, 0.92, 0.94, 0.96, 0.98, 0.99)
+SIMILARITY = (*FAR, *NEAR, 0.995)  # similarities of images of one kind differ by a few per cent
+RATINGS = (0, 0.25, 0.5, 0.75, 1)
+SHOTS = (0, 1, 2, 4, 8, 16, 32)
+NAMESPACES = 100
+OTHER = "other"
+BREAKER = {"closed": 0, "half-open": 1, "open": 2}
+_Key = tuple[str, str, str, int]  # namespace, route, state, status
 
 
 class Histogram:
@@ -95,10 +123,6 @@ def histogram(
     return family
 
 
-COMPARED = {"yes": 1.0, "no": 0.0, "undecided": None}
-AGREEMENT = "bottega_agreement"
-
-
 def agreement(families: Iterable[Metric]) -> GaugeMetricFamily:
     """Return the range of agreement by the counts of comparisons among these families."""
     samples = [sample for family in families for sample in family.samples]
@@ -119,18 +143,6 @@ def agreement(families: Iterable[Metric]) -> GaugeMetricFamily:
         for name in ("low", "least", "most", "high"):
             bounds.add_metric([name], getattr(found, name))
     return bounds
-
-
-CONTENT_TYPE = CONTENT_TYPE_LATEST
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-STAGE_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
-FAR, NEAR = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85), (0.9, 0.92, 0.94, 0.96, 0.98, 0.99)
-SIMILARITY = (*FAR, *NEAR, 0.995)  # similarities of images of one kind differ by a few per cent
-RATINGS = (0, 0.25, 0.5, 0.75, 1)
-SHOTS = (0, 1, 2, 4, 8, 16, 32)
-NAMESPACES = 100
-OTHER = "other"
-BREAKER = {"closed": 0, "half-open": 1, "open": 2}
 
 
 class BreakerState(Protocol):
@@ -281,9 +293,6 @@ class Metrics:
         return Gauge(name, help, labels, namespace="bottega", registry=self._registry)
 
 
-_Key = tuple[str, str, str, int]  # namespace, route, state, status
-
-
 class _Tally:
     """Sums over the requests with the same labels."""
 
@@ -306,3 +315,69 @@ class _Tally:
             self.cost += entry.cost_usd
         if entry.similarity is not None:
             self.similarity.observe(entry.similarity)
+
+
+class WorkerMetrics:
+    """Files with the metrics of one worker. `worker` must be unique within the folder, even for a
+    worker that replaces another one, whose counts must remain."""
+
+    def __init__(self, folder: Path, worker: str, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._folder, self._worker, self._collect = folder, worker, collect
+        self._files: dict[str, MmapedDict] = {}
+        self._lock = Lock()
+
+    def write(self) -> None:
+        """Write the current values."""
+        now = time.time()
+        with self._lock:
+            for family in self._collect():
+                if family.name == AGREEMENT:  # computed from the counts of all workers
+                    continue
+                file = self._file(family)
+                for sample in _additive(family):
+                    key = mmap_key(
+                        family.name,
+                        sample.name,
+                        list(sample.labels),
+                        list(sample.labels.values()),
+                        family.documentation,
+                    )
+                    file.write_value(key, sample.value, now)
+
+    def exposition(self) -> bytes:
+        """Return the metrics of all workers as Prometheus text."""
+        self.write()
+        registry = CollectorRegistry()
+        merged = MultiProcessCollector(registry, str(self._folder))
+        registry.register(LazyCollector(lambda: [agreement(merged.collect())]))
+        return generate_latest(registry)
+
+    def close(self) -> None:
+        self.write()
+        for file in self._files.values():
+            file.close()
+
+    def _file(self, family: Metric) -> MmapedDict:
+        kind = family.type
+        if kind == "gauge":
+            kind = f"gauge_{GAUGE_MODES[family.name]}"
+        if kind not in self._files:
+            self._files[kind] = MmapedDict(str(self._folder / f"{kind}_{self._worker}.db"))
+        return self._files[kind]
+
+
+def remove_gauges(folder: Path, worker: str) -> None:
+    """Delete the gauges of a worker that has ended. Its counters remain."""
+    mark_process_dead(worker, str(folder))
+
+
+def _additive(family: Metric) -> Iterator[Sample]:
+    """Yield the samples in the file format: the buckets of a histogram are not cumulative, and the
+    count is omitted because the reader computes it from them."""
+    below = 0.0
+    for sample in family.samples:
+        if sample.name.endswith("_bucket"):
+            yield sample._replace(value=sample.value - below)
+            below = 0.0 if sample.labels["le"] == "+Inf" else sample.value
+        elif not sample.name.endswith(("_count", "_created")):
+            yield sample

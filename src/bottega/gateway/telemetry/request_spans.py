@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from bottega._util.tracing import Attributes, Tracer, use_tracer
 from bottega.gateway.ports import RequestRecord, Scope
-
-Measure = Callable[[RequestRecord, Scope, Mapping[str, str]], AbstractContextManager[None]]
-_NOT_MEASURED = nullcontext()
-
-
-def not_measured(
-    record: RequestRecord, scope: Scope, headers: Mapping[str, str]
-) -> AbstractContextManager[None]:
-    return _NOT_MEASURED
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Stored files and batches, and their JSON in the format of the OpenAI API."""
+"""Stored files and batches: their tables, and their JSON in the format of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import orjson
+
+from bottega._util.sql_tables import SQLITE, TableSchema
+from bottega._util.sqlite import FileKind
 
 BatchStatus = Literal[
     "validating",
@@ -25,6 +28,8 @@ COMPLETION_WINDOW = "24h"
 TIMES: tuple[BatchStatus, ...] = (
     *("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"),
 )
+# Rows are listed in the order of their insertion.
+NUMBERED = "number INTEGER PRIMARY KEY AUTOINCREMENT, UNIQUE (id)"
 
 
 def _json_text(value: object) -> str:
@@ -118,3 +123,23 @@ class Batch:
             },
             "metadata": self.metadata,
         }
+
+
+FILES = TableSchema("files", StoredFile)
+BATCHES = TableSchema("batches", Batch)
+TABLES = f"""
+{FILES.create(SQLITE, more=NUMBERED)}
+CREATE INDEX files_by_account ON files (account, number);
+{BATCHES.create(SQLITE, more=NUMBERED)}
+CREATE INDEX batches_by_account ON batches (account, number);
+CREATE INDEX batches_by_status ON batches (status);
+CREATE TABLE results (
+    batch TEXT NOT NULL,
+    line INTEGER NOT NULL,
+    failed INTEGER NOT NULL,
+    payload BLOB NOT NULL,
+    PRIMARY KEY (batch, line)
+);
+CREATE INDEX results_by_outcome ON results (batch, failed);
+"""
+BATCHES_DB = FileKind("batch store", (TABLES,), application_id=0x42746274)  # "Btbt"

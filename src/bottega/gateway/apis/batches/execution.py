@@ -16,7 +16,8 @@ from bottega._util.caching import CLIENT, FairSemaphore
 from bottega._util.durable_files import lock_file
 from bottega._util.event_loops import for_each
 from bottega.errors import BottegaError
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.access import ANONYMOUS
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.apis.batches.batch_records import Batch, BatchStatus, LineError
 from bottega.gateway.apis.batches.lines import (
     BatchLine,
@@ -28,7 +29,7 @@ from bottega.gateway.apis.batches.lines import (
 from bottega.gateway.apis.batches.store import BatchStore
 from bottega.gateway.config.gateway_settings import MB, BatchSettings
 from bottega.gateway.errors import CLOSING, note_failure
-from bottega.gateway.ports import ANONYMOUS, ReadBody, RequestRecord
+from bottega.gateway.ports import ReadBody, RequestRecord
 from bottega.gateway.request.chat import Gateway
 from bottega.gateway.request.exchange import ChatEndpoint, request_id
 from bottega.openai_api.errors import ApiError

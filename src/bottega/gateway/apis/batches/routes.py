@@ -17,8 +17,8 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from bottega.errors import BottegaError
-from bottega.gateway.accounting.limiter import Access
-from bottega.gateway.accounting.row_types import Account
+from bottega.gateway.accounting.access import Access
+from bottega.gateway.accounting.ledger_schema import Account
 from bottega.gateway.apis.batches.batch_records import COMPLETION_WINDOW, BatchStatus
 from bottega.gateway.apis.batches.execution import DAY, HOUR
 from bottega.gateway.apis.batches.store import BatchStore, storage_full
@@ -51,6 +51,7 @@ MIN_SECONDS = 3600
 FIELDS = FieldNames({}, "", "batches reference")
 BATCH_FIELDS = ("input_file_id", "endpoint", "completion_window", "metadata")
 BatchHandler = Callable[[Request, Account, BatchStore], Awaitable[object]]
+UPLOAD = 'send a multipart form with the fields file and purpose="batch"'
 
 
 def batch_routes(
@@ -222,9 +223,6 @@ class _BatchHandlers:
                 raise ApiError(message, status=409, code="batch_ended", hint="read its results")
         self.wake()
         return (await asyncio.to_thread(store.batch, account.id, batch.id)).json()
-
-
-UPLOAD = 'send a multipart form with the fields file and purpose="batch"'
 
 
 async def _body(request: Request) -> dict[str, Any]:

@@ -15,17 +15,18 @@ from typing import IO, Any
 import orjson
 
 from bottega._util.durable_files import os_errors, replacement
-from bottega._util.sql_tables import TableSchema
+from bottega._util.sql_tables import TableSchema, storable_text
 from bottega._util.sqlite import transaction
-from bottega.gateway.accounting.row_types import storable_text
 from bottega.gateway.apis.batches.batch_records import (
+    BATCHES,
+    BATCHES_DB,
+    FILES,
     UNFINISHED,
     Batch,
     BatchStatus,
     LineError,
     StoredFile,
 )
-from bottega.gateway.apis.batches.batch_schema import BATCHES, BATCHES_DB, FILES
 from bottega.openai_api.errors import ApiError
 
 FILE, FOLDER = "batches.db", "files"

@@ -8,19 +8,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bottega.gateway.ports import ServedTier, UpstreamCall
-from bottega.gateway.request.calls import (
-    SearchBill,
-    allowed_output,
-    expected_tokens,
+from bottega.gateway.request.bill import SearchBill, allowed_output, expected_tokens
+from bottega.gateway.request.jobs import (
+    ChatJob,
+    ChatResult,
+    TenantQuery,
     fitting,
+    question_prompt,
+    request_prompt,
     without_rationales,
 )
-from bottega.gateway.request.jobs import ChatJob, ChatResult, TenantQuery
-from bottega.gateway.request.request_prompts import question_prompt, request_prompt
 from bottega.image import Image
-from bottega.openai_api.fields import DataUrl, messages_json, sampling_fields
-from bottega.openai_api.request import Body, parse_request
-from bottega.protocols import turns_only
+from bottega.openai_api.request import Body, DataUrl, messages_json, parse_request, sampling_fields
 from bottega.recipes.rcts import FETCH, SearchLimits
 from bottega.types import Candidate, Prompt, Query, Reply, Sampling
 
@@ -29,12 +28,6 @@ BuildCall = Callable[[Sequence[Candidate]], Awaitable[UpstreamCall]]
 EncodeBody = Callable[[Sequence[Image], Callable[[], Body]], Awaitable[Body]]
 MODEL_FIELD = "bottega"  # required to parse a body; each upstream sets its own
 LIMITS = ("max_tokens", "max_completion_tokens")
-
-
-def may_search(job: ChatJob, served: ServedTier) -> bool:
-    """Return whether the tier searches for this request: it needs one answer to a question."""
-    body = job.request.body
-    return served.search is not None and job.query is not None and body.get("n") in (None, 1)
 
 
 @dataclass
@@ -129,7 +122,7 @@ class RequestSearch:
         return await self.encode(prompt.images, build)
 
     def _readable(self, shown: Sequence[Candidate]) -> Sequence[Candidate]:
-        brief = turns_only(self.served.tier.generator)
+        brief = self.served.turns_only
         return without_rationales(shown) if brief else shown
 
     def _fits(self, shown: Sequence[Candidate]) -> bool:

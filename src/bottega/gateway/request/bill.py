@@ -1,20 +1,20 @@
-"""Upstream calls: demonstrations in their bodies, and their cost."""
+"""Cost of the upstream calls of a request: estimates, reservations and bookings."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, TypeVar
 
-from bottega.gateway.accounting.limiter import Reservation, TokenEstimates
-from bottega.gateway.ports import RequestRecord, TierCapabilities, UpstreamCall
+from bottega.gateway.accounting.access import Reservation
+from bottega.gateway.ports import RequestRecord, UpstreamCall
 from bottega.gateway.request.reasoning import ReceivedChunks
 from bottega.openai_api.client import CallState, track_call
-from bottega.openai_api.fields import DataUrl, messages_json
 from bottega.openai_api.request import (
     IMAGE_TOKENS,
     LIMIT_FIELDS,
@@ -26,74 +26,26 @@ from bottega.openai_api.request import (
 )
 from bottega.openai_api.streams import CHARACTERS_PER_TOKEN, count_tokens, reported_usage
 from bottega.protocols import Pricer
-from bottega.types import Candidate, Example, Prompt, Usage
+from bottega.types import Candidate, Example, Usage
 
+# Until an upstream has reported a usage, its tokenizer, chat template and image token counts are
+# unknown: a short prompt may count a thousand tokens. Later, this limits how much one prompt
+# adds to the reservations of all others.
+UNSEEN_PROMPT = 8192
+UNSEEN_FACTOR = 4
+TOKENS_PER_SECOND = 50.0
+DECAY = 0.95  # factor on the sums of earlier calls at each new call
 
-def fitting(
-    shown: Sequence[Candidate], request: ChatRequest, capabilities: TierCapabilities
-) -> list[Candidate]:
-    """Return the demonstrations that the tier supports together with the request, in their order;
-    the least similar ones are left out first."""
-    kept = list(shown)
-    while kept and not _fits(kept, request, capabilities):
-        kept.remove(min(kept, key=lambda candidate: candidate.score))
-    return kept
-
-
-def without_rationales(shown: Sequence[Candidate]) -> list[Candidate]:
-    """Return the demonstrations with their answers alone."""
-    return [replace(one, example=replace(one.example, rationale=None)) for one in shown]
-
-
-def augmented(request: ChatRequest, shown: Sequence[Candidate], data_url: DataUrl) -> Body:
-    """Return the body with each demonstration as a user turn and an assistant turn after the
-    instructions; retrieved text never becomes a system turn. Text and images have the order of the
-    client's own. Blocks: encodes images."""
-    if not shown:
-        return request.body
-    messages = request.raw_messages
-    turns = [turn for one in shown for turn in _turns(one.example, data_url, request)]
-    count = request.instruction_count
-    return request.with_messages([*messages[:count], *turns, *messages[count:]])
-
-
-def prompted(request: ChatRequest, prompt: Prompt, data_url: DataUrl) -> Body:
-    """Return the body with a pipeline's prompt in place of the last turn. The client's instructions
-    precede the prompt; earlier turns directly precede the prompt's own question. Blocks: encodes
-    images."""
-    messages = request.raw_messages
-    own = messages_json(prompt.messages, data_url)
-    # The prompter may end with an assistant turn, so the question is not always the last turn.
-    last = max((n for n, one in enumerate(own) if one["role"] == "user"), default=0)
-    earlier = messages[request.instruction_count : -1]
-    joined = [*messages[: request.instruction_count], *own[:last], *earlier, *own[last:]]
-    return request.with_messages(joined)
-
-
-def _turns(example: Example, data_url: DataUrl, request: ChatRequest) -> list[Body]:
-    query, detail = example.query, _detail(request)
-    more = {} if detail is None else {"detail": detail}
-    images: list[Body] = [
-        {"type": "image_url", "image_url": {"url": data_url(image), **more}}
-        for image in query.images
-    ]
-    texts: list[Body] = [{"type": "text", "text": query.text}] if query.text else []
-    parts = [*texts, *images] if request.text_first else [*images, *texts]
-    content: object = parts if images else query.text
-    return [
-        {"role": "user", "content": content},
-        {"role": "assistant", "content": answer_text(example)},
-    ]
+ONE_OF_EACH = Usage(1, 1)
+# All keys share the longest reply: above this multiple of the tier's `output_tokens`, one client's
+# reply must not raise the reservations of the others.
+MAX_LONGEST_FACTOR = 8
+T = TypeVar("T")
 
 
 def answer_text(example: Example) -> str:
     """Return the answer after its rationale, as the master gave it."""
     return f"{example.rationale}\nAnswer: {example.answer}" if example.rationale else example.answer
-
-
-def _detail(request: ChatRequest) -> str | None:
-    """Return the detail of the request's last image, used for the examples, too."""
-    return request.images[-1].detail if request.images else None
 
 
 def expected_tokens(request: ChatRequest, shown: Sequence[Candidate]) -> int:
@@ -115,7 +67,7 @@ def _image_tokens(request: ChatRequest, shown: Sequence[Candidate]) -> int:
     if not shown:
         return 0
     images = sum(len(one.example.query.images) for one in shown)
-    return images * IMAGE_TOKENS.get(_detail(request) or "", MAX_IMAGE_TOKENS)
+    return images * IMAGE_TOKENS.get(request.image_detail or "", MAX_IMAGE_TOKENS)
 
 
 def expected_non_ascii_bytes(request: ChatRequest, shown: Sequence[Candidate]) -> int:
@@ -124,21 +76,6 @@ def expected_non_ascii_bytes(request: ChatRequest, shown: Sequence[Candidate]) -
         return request.non_ascii_bytes
     texts = (text for one in shown for text in (one.example.query.text, answer_text(one.example)))
     return request.non_ascii_bytes + sum(map(non_ascii_bytes, texts))
-
-
-def _fits(shown: Sequence[Candidate], request: ChatRequest, capabilities: TierCapabilities) -> bool:
-    images = sum(len(candidate.example.query.images) for candidate in shown)
-    if capabilities.images is not None and len(request.images) + images > capabilities.images:
-        return False
-    reply = request.total_tokens - request.prompt_tokens
-    expected = expected_tokens(request, shown) + reply
-    return capabilities.context is None or expected <= capabilities.context
-
-
-ONE_OF_EACH = Usage(1, 1)
-# All keys share the longest reply: above this multiple of the tier's `output_tokens`, one client's
-# reply must not raise the reservations of the others.
-MAX_LONGEST_FACTOR = 8
 
 
 @dataclass
@@ -288,9 +225,6 @@ def _choices(fields: Body) -> int:
     return max(1, choices) if isinstance(choices, int) else 1
 
 
-T = TypeVar("T")
-
-
 async def shield_for(
     work: Coroutine[Any, Any, T],
     seconds: float,
@@ -340,16 +274,6 @@ async def _wait_until_done(task: asyncio.Future[Any]) -> None:
     await done
 
 
-async def with_first(first: bytes, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """Yield a chunk that was read ahead, and then the others."""
-    try:
-        yield first
-        async for chunk in chunks:
-            yield chunk
-    finally:
-        await chunks.aclose()
-
-
 @contextmanager
 def billed_call(
     bill: Bill, call: UpstreamCall, received: ReceivedChunks | None = None
@@ -368,3 +292,106 @@ def billed_call(
         else:
             bill.failed()
         raise
+
+
+@dataclass
+class _PromptSums:
+    """Decaying sums over the texts, or the images, of the prompts of one model."""
+
+    expected: float = 0.0
+    bound: float = 0.0
+    prompt: float = 0.0
+
+    def add(self, expected: float, bound: float, prompt: float) -> None:
+        self.expected = self.expected * DECAY + expected
+        self.bound = self.bound * DECAY + bound
+        self.prompt = self.prompt * DECAY + max(0.0, prompt)
+
+    @property
+    def ratio(self) -> float:
+        return self.prompt / self.expected if self.expected else 1.0
+
+    @property
+    def max_ratio(self) -> float:
+        return max(1.0, self.prompt / self.bound) if self.bound else 1.0
+
+
+@dataclass
+class _UsageSums:
+    """Decaying sums over the calls to one model. The tokens of `images` are those that the texts of
+    their prompts leave."""
+
+    text: _PromptSums = field(default_factory=_PromptSums)
+    images: _PromptSums = field(default_factory=_PromptSums)
+    shortfall: float = 0.0
+    completion: float = 0.0
+    seconds: float = 0.0
+    longest: float = 0.0
+
+
+class TokenEstimates:
+    """Token estimates per model, corrected by the usage that its upstream has reported.
+
+    `expected` is the estimate of the prompt's tokens from its characters and images, which fits
+    English; `image_tokens` are those of its images, whose true number differs by model. Prompts
+    without images correct the text, the others the images. `non_ascii_bytes` are the UTF-8 bytes of
+    the prompt's text outside ASCII. Byte-level tokenizers need at most one token per byte.
+    """
+
+    def __init__(self) -> None:
+        self._models: defaultdict[str, _UsageSums] = defaultdict(_UsageSums)
+
+    def update(
+        self,
+        model: str,
+        expected: int,
+        usage: Usage,
+        seconds: float | None = None,
+        *,
+        choices: int = 1,
+        non_ascii_bytes: int = 0,
+        image_tokens: int = 0,
+    ) -> None:
+        """Update the estimates. `seconds` is the time of a complete reply, None for a stream;
+        `choices` share the completion tokens."""
+        one = self._models[model]
+        bound = expected + non_ascii_bytes
+        if image_tokens:
+            left = usage.prompt_tokens - (expected - image_tokens) * one.text.ratio
+            one.images.add(image_tokens, image_tokens + non_ascii_bytes, left)
+        else:
+            one.text.add(expected, bound, usage.prompt_tokens)
+        shortfall = min(usage.prompt_tokens - bound, UNSEEN_PROMPT)
+        one.shortfall = max(one.shortfall * DECAY, shortfall)
+        # Maxima decay too: one odd reply must not raise all later reservations.
+        one.longest = max(one.longest * DECAY, usage.completion_tokens / choices)
+        if seconds is not None:
+            one.completion = one.completion * DECAY + usage.completion_tokens
+            one.seconds = one.seconds * DECAY + seconds
+
+    def prompt(self, model: str, expected: int, image_tokens: int = 0) -> int:
+        """Return the most likely prompt token count."""
+        one = self._models[model]
+        text = expected - image_tokens
+        return round(text * one.text.ratio + image_tokens * one.images.ratio)
+
+    def max_prompt(
+        self, model: str, expected: int, non_ascii_bytes: int, image_tokens: int = 0
+    ) -> int:
+        """Return a cautious upper estimate of the prompt tokens, for a reservation."""
+        one = self._models[model]
+        if not (one.images if image_tokens else one.text).expected:
+            return max(UNSEEN_PROMPT, UNSEEN_FACTOR * expected) + non_ascii_bytes
+        text = (expected - image_tokens) * one.text.max_ratio
+        likely = text + image_tokens * one.images.max_ratio
+        return round(max(likely, expected + one.shortfall)) + non_ascii_bytes
+
+    def longest(self, model: str) -> int:
+        """Return the completion tokens of the longest choice, which decays with each later call."""
+        return math.ceil(self._models[model].longest)
+
+    def generated(self, model: str, seconds: float) -> int:
+        """Estimate the completion tokens of an unseen reply from its seconds of generation."""
+        one = self._models[model]
+        rate = one.completion / one.seconds if one.seconds else TOKENS_PER_SECOND
+        return math.ceil(rate * seconds)
