@@ -21,18 +21,14 @@ from typing import Any
 import torch
 
 from bottega.bundled import bundled_folder
-from bottega.cli.compressor_plan import PRESETS
 from bottega.compression import save
 from bottega.compression.objective import TrainingConfig
 from bottega.compression.training import CHECKPOINT, train
 from bottega.evaluation.benchmarks.loading import load_benchmark
+from bottega.evaluation.compressor_plan import PRESETS
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.methods.planning import plan
-from bottega.evaluation.metrics.intervals import (
-    Estimate,
-    paired_difference,
-    paired_mean_difference,
-)
+from bottega.evaluation.metrics.intervals import Estimate, paired_difference, paired_mean_difference
 from bottega.evaluation.runs.runner import evaluate
 from bottega.generation import bundled
 from bottega.generation.loaded import LoadedModel

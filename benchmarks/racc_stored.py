@@ -21,7 +21,6 @@ from pathlib import Path
 import torch
 
 from bottega.bundled import bundled_compressor
-from bottega.cli.store_building import source_bytes
 from bottega.compression import InputBuilder, PassageCompressor, PassageStore, StoreManifest, load
 from bottega.compression.passage_store import Precision
 from bottega.evaluation.benchmark import Benchmark
@@ -33,6 +32,7 @@ from bottega.evaluation.runs.runner import evaluate
 from bottega.generation import TransformersGenerator, bundled
 from bottega.knowledge import KnowledgeBase
 from bottega.recipes import Classifier
+from bottega.recipes.racc_store import source_bytes
 from bottega.types import Sampling
 
 SHOTS, MOST = 5, 24

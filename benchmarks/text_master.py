@@ -17,7 +17,7 @@ from threading import Lock
 
 from sklearn.linear_model import LogisticRegression
 
-from bottega.cli.components import open_embedder
+from bottega.evaluation.methods.retriever_factory import open_embedder
 from bottega.types import Query
 
 NAME = "classifier"

@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.racc_quality import METHODS, VARIANTS, compare
-from bottega.cli.compressor_plan import load_plan
 from bottega.compression import CompressorConfig
+from bottega.evaluation.compressor_plan import load_plan
 from bottega.kv_prefix import Geometry
 from training.compressor import TRAINING
 

@@ -10,7 +10,7 @@ import pytest
 import typer
 from aiohttp import web
 
-from bottega.cli import stream_run
+from bottega.cli import stream as stream_command
 from tests.cli.conftest import Run
 from tests.server import Server, ok, refuse, running
 
@@ -45,13 +45,13 @@ def test_a_terminal_user_confirms_many_paid_requests(
 
     served.answers = [by_model]
     monkeypatch.setattr(typer, "confirm", confirm)
-    monkeypatch.setattr(stream_run, "at_terminal", lambda: True)
+    monkeypatch.setattr(stream_command, "at_terminal", lambda: True)
     command = ("stream", f"image-folder:{pets}", *MODELS, "--master-rate", "0.5", "--orders", 2)
     few = run(*command, *PRICES, "--controls", "none")  # three items
     assert "about 6 paid requests for 0.0" in few.err
     assert (few.code, questions, bool(served.bodies)) == (0, [], True)
     served.bodies.clear()
-    monkeypatch.setattr(stream_run, "MOST_UNCONFIRMED", 5)
+    monkeypatch.setattr(stream_command, "MOST_UNCONFIRMED", 5)
     many = run(*command, *PRICES, "--controls", "none", "--out", "kept")
     assert (many.code, len(questions), bool(served.bodies)) == (not agrees, 1, agrees)
     assert run(*command, *PRICES, "--controls", "none", "--yes", "--out", "kept").code == 0

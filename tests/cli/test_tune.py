@@ -12,7 +12,7 @@ from PIL import Image as Pillow
 
 from bottega import KnowledgeBase, TokenEmbedder, load_image_folder
 from bottega.cli import tune as tune_command
-from bottega.evaluation.methods.tuning import Setting, Trial, select
+from bottega.evaluation.methods.leave_one_out import Setting, Trial, select
 from bottega.knowledge import PixelEmbedder
 from bottega.knowledge.tuned_settings import TunedSettings
 from tests.cli.conftest import Ran, Run

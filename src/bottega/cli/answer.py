@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated
 
 from typer import Argument, Exit, Option
 
@@ -22,15 +22,7 @@ from bottega.cli.answer_search import (
     SearchSeconds,
     SearchTokens,
 )
-from bottega.cli.components import (
-    NO_TRACES,
-    REASONED,
-    REASONING_TOKENS,
-    check_prompt,
-    open_prices,
-    open_prompt,
-    open_recorder,
-)
+from bottega.cli.components import NO_TRACES, open_prices, open_recorder
 from bottega.cli.knowledge_files import open_to_search
 from bottega.cli.options import (
     By,
@@ -46,44 +38,40 @@ from bottega.cli.options import (
     TraceFile,
     TrustRemoteCode,
     knowledge_option,
-    parse_stop,
 )
-from bottega.cli.output import (
-    note,
-    noting_interruption,
-    print_json,
-    say,
-    warn,
-)
+from bottega.cli.output import note, noting_interruption, print_json, say, warn
 from bottega.cli.shown_progress import progress
-from bottega.cli.vector_answer import (
-    VECTOR_METHODS,
-    VISUAL_RAG,
-    VectorAnswer,
-    VectorClassifier,
-    check_method,
-)
 from bottega.errors import BottegaError, LoadError, SettingError
+from bottega.evaluation.methods.logistic import VECTOR_METHODS, VectorAnswer, VectorClassifier
+from bottega.evaluation.methods.prompts import (
+    NEAREST_LAST,
+    REASONED,
+    REASONING_TOKENS,
+    check_prompt,
+    open_prompt,
+    parse_order,
+)
 from bottega.evaluation.outcomes import is_item_error
 from bottega.image import Image
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.loaders.scan import SUFFIXES, scan_images
 from bottega.knowledge.tuned_settings import tuned_for
-from bottega.naming import ModelSpec, default_master, default_model, open_model
+from bottega.naming import ModelSpec, default_master, default_model, open_model, suggestion
 from bottega.parsing import last_answer
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.protocols import Tier
 from bottega.recipes import share_features, visual_rag
 from bottega.recipes.visual_rag import LABEL_TOKENS
 from bottega.recording import is_abstention
-from bottega.reranking import DemonstrationOrder, TopKReranker
+from bottega.reranking import TopKReranker
 from bottega.retrieval import DenseRetriever
 from bottega.types import IMAGE_QUESTION, Query, Sampling, Trace
+
+VISUAL_RAG = "visual-rag"
 
 CONCURRENCY = 16
 SHOTS, ASK_SHOTS = 10, 3  # defaults of classify and ask
 AUTO = "auto"
-NEAREST_LAST: DemonstrationOrder = "nearest-last"
 
 ImageClassifier = Callable[[Query], Awaitable[Trace | VectorAnswer]]
 
@@ -136,7 +124,7 @@ def classify(
             hint="write bottega classify K.db IMAGE",
         )
     tokens = max_tokens or (REASONING_TOKENS if prompt == REASONED else LABEL_TOKENS)
-    sampling = Sampling(max_tokens=tokens, stop=parse_stop(stop))
+    sampling = Sampling(max_tokens=tokens, stop=tuple(stop or ()))
     style, ordered = open_prompt(prompt), parse_order(order or NEAREST_LAST)
     check_method(
         method,
@@ -240,7 +228,7 @@ def ask(
     choice.check(has_knowledge=kb is not None)
     if not question.strip():
         raise SettingError(f"question is empty, got {question!r}", hint="write a question")
-    sampling = Sampling(max_tokens=max_tokens, stop=parse_stop(stop))
+    sampling = Sampling(max_tokens=max_tokens, stop=tuple(stop or ()))
     query = Query(question, tuple(Image.open(path) for path in image or ()))
     generator = ModelSpec(model, trust_remote_code=trust_remote_code).open() if model else None
     knowledge = open_to_search(kb, embed, namespace, by) if kb else None
@@ -302,16 +290,6 @@ def _note_missing(model: str, trace: Trace) -> None:
         note(f"{model} answers questions about images: add --image FILE")
 
 
-def parse_order(text: str) -> DemonstrationOrder:
-    orders = get_args(DemonstrationOrder)
-    if text not in orders:
-        raise SettingError(
-            f"--order must be {', '.join(orders[:-1])} or {orders[-1]}, got {text!r}",
-            hint=f"set e.g. --order {orders[0]}",
-        )
-    return cast(DemonstrationOrder, text)
-
-
 def _images(path: Path) -> list[Path]:
     """Return the path, or all images below a folder in order."""
     if not path.is_dir():
@@ -340,3 +318,25 @@ async def _classify_all(
         done(1)
 
     await for_each(results, one, limit=CONCURRENCY)
+
+
+def check_method(method: str, **model_options: object) -> None:
+    """Raise `SettingError` for an unknown method, and for model options that the method would
+    ignore.
+
+    Options that are not set are None.
+    """
+    methods = (VISUAL_RAG, *VECTOR_METHODS)
+    if method not in methods:
+        raise SettingError(
+            f"--method must be {', '.join(methods[:-1])} or {methods[-1]}, got {method!r}",
+            hint=f"{suggestion(method, methods)}set e.g. --method knn",
+        )
+    given = [
+        f"--{name.replace('_', '-')}" for name, value in model_options.items() if value is not None
+    ]
+    if method in VECTOR_METHODS and given:
+        raise SettingError(
+            f"--method {method} calls no model, got {', '.join(given)}",
+            hint=f"remove {' and '.join(given)}, or set --method {VISUAL_RAG}",
+        )

@@ -10,9 +10,8 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from bottega._util.tracing import use_tracer
 from bottega.cli.output import note, waiting
-from bottega.cli.shown_progress import CallCounter, progress
+from bottega.cli.shown_progress import progress
 from bottega.errors import SettingError
 from bottega.naming import check_torch
 from bottega.pipeline import run_sync
@@ -162,8 +161,7 @@ class SearchChoice:
             with waiting("answering"):
                 yield
             return
-        calls = CallCounter(self._limits(generator).max_calls)
-        with use_tracer(calls), progress("searching", None, calls=calls):
+        with progress("searching", None, most_calls=self._limits(generator).max_calls):
             yield
 
     def _limits(self, generator: Generator) -> SearchLimits:

@@ -10,9 +10,10 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from bottega._util.progress import plural
 from bottega.cli.help import HelpCommand, command_group
 from bottega.cli.options import CONFIG, DataFolder, Json, SharedDatabase, gateway_store
-from bottega.cli.output import note, plural, print_json, print_result, print_table
+from bottega.cli.output import note, print_json, print_result, print_table
 from bottega.gateway.accounting.accounts import Accounts
 from bottega.gateway.accounting.limiter import ALL
 from bottega.gateway.accounting.row_types import Account

@@ -7,8 +7,9 @@ from typing import Annotated
 from typer import Argument
 
 from bottega._util.locations import StoreLocation
+from bottega._util.progress import plural
 from bottega.cli.options import Json
-from bottega.cli.output import note, noting_interruption, plural, print_json, print_table, say
+from bottega.cli.output import note, noting_interruption, print_json, print_table, say
 from bottega.cli.shown_progress import progress
 from bottega.errors import StoreError
 from bottega.knowledge.base_copy import BaseCopy, Comparison, open_copy

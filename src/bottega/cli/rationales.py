@@ -12,8 +12,8 @@ from typer import Option
 
 from bottega._util.event_loops import run_closing
 from bottega._util.executor import Actor, LocalExecutor
+from bottega._util.progress import ReportStep, plural
 from bottega.cli.components import LOCAL, check_executor, open_executor, open_prices
-from bottega.cli.knowledge_files import check_filled, open_rows
 from bottega.cli.options import (
     BudgetOption,
     DryRun,
@@ -29,15 +29,15 @@ from bottega.cli.output import (
     at_terminal,
     note,
     noting_interruption,
-    plural,
     print_json,
     print_table,
     say,
     waiting,
     warn,
 )
-from bottega.cli.shown_progress import ReportStep, progress
+from bottega.cli.shown_progress import progress
 from bottega.errors import WorkerError
+from bottega.evaluation.knowledge_rows import check_filled, open_rows
 from bottega.evaluation.metrics.intervals import mean
 from bottega.evaluation.outcomes import Budget, is_item_error
 from bottega.naming import ModelSpec

@@ -7,8 +7,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from bottega._util.progress import plural
 from bottega.cli.options import BenchmarkSpec, ItemLimit, Seed
-from bottega.cli.output import note, noting_interruption, plural, say, waiting, warn
+from bottega.cli.output import note, noting_interruption, say, waiting, warn
 from bottega.cli.shown_progress import progress
 from bottega.evaluation.benchmarks.dataset_export import FORMATS, write_dataset
 from bottega.evaluation.benchmarks.loading import load_benchmark

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from bottega.errors import needs_extra
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.source import Source, read_options
+from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.methods.controls import Corruption
+from bottega.naming import read_options
 
 if TYPE_CHECKING:
     from bottega.tasks.task import TaskData

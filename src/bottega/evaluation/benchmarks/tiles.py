@@ -9,8 +9,9 @@ from PIL import Image as Pillow
 
 from bottega.errors import LoadError
 from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
-from bottega.evaluation.benchmarks.source import Source, read_options
+from bottega.evaluation.benchmarks.source import Source
 from bottega.image import Image
+from bottega.naming import read_options
 from bottega.types import IMAGE_QUESTION, Example, Query
 
 SIDE = 32  # of a tile, in pixels

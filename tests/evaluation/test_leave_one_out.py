@@ -10,9 +10,15 @@ from PIL import Image as Pillow
 
 from bottega import KnowledgeBase
 from bottega.errors import SettingError
-from bottega.evaluation.methods.leave_one_out import LabelledSample, cached_embedders, vote_trials
+from bottega.evaluation.methods.leave_one_out import (
+    LabelledSample,
+    Setting,
+    Trial,
+    cached_embedders,
+    select,
+    vote_trials,
+)
 from bottega.evaluation.methods.retriever_factory import CachingEmbedder
-from bottega.evaluation.methods.tuning import Setting, Trial, select
 from bottega.image import Image
 from bottega.knowledge import JoinedEmbedder, PixelEmbedder, TowerEmbedder
 from bottega.knowledge.embedders.joined import tower_of
