@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated
 
 from typer import Exit, Option
 
-from bottega._util.event_loops import run_closing
-from bottega._util.executor import LocalExecutor
 from bottega._util.locations import StoreLocation
 from bottega._util.progress import plural
 from bottega.cli.components import LOCAL, check_executor, open_executor, open_prices
@@ -35,18 +32,16 @@ from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.config import ANSWER_TOKENS, MODELS_HELP
 from bottega.evaluation.examples import labels_of
 from bottega.evaluation.methods.master_answers import (
-    MASTER,
     MasterAnswers,
     MasterFactory,
     QuestionKey,
-    ask_master,
     labelled_questions,
     question_key,
     set_master,
+    store_answers,
 )
 from bottega.evaluation.outcomes import Budget, check_priced
 from bottega.naming import ModelSpec, check_model, default_embedder
-from bottega.recording import CacheRecorder
 from bottega.types import Query
 
 SHOWN_FAILURES = 10
@@ -109,7 +104,6 @@ def answer(
         prices = open_prices(price)
         check_priced(spec.open().name, limits, prices)
         master = MasterFactory(spec, data.labels, data.parse, max_tokens, prices)
-        keep = CacheRecorder(knowledge, stored_tiers={MASTER})
         with (
             open_executor(on, workers) as executor,
             noting_interruption(
@@ -119,19 +113,16 @@ def answer(
             ),
             progress("answering", len(wanted), counts_money=True) as step,
         ):
-            executor = executor or LocalExecutor()
-            master = replace(master, model=spec.share(executor.count))
-            ask = executor.start(master, concurrency=concurrency)
-            work = ask_master(
-                ask,
+            store_answers(
+                knowledge,
                 wanted,
                 found,
+                master,
                 concurrency=concurrency,
                 budget=limits,
-                keep=keep,
+                executor=executor,
                 done=lambda cost: step(1, cost),
             )
-            run_closing(work, ask)
     _report(file, data, questions, found, limits)
 
 

@@ -140,17 +140,7 @@ class MethodComparison:
                 hint="let a master answer them with bottega answer, then set --answers-from",
             )
         config = _with_embedder(config, own.embed, data, display)
-        if config.order is None and config.answers_from is None:
-            config = replace(config, order=data.order)
-        brief = data.labels and config.prompt != REASONED
-        names = config.methods or default_methods(data, config.retrieve)
-        self.config = config = replace(
-            config,
-            order=config.order or NEAREST_LAST,
-            methods=with_custom(names, config.pipeline),
-            max_tokens=config.max_tokens or (LABEL_TOKENS if brief else ANSWER_TOKENS),
-            reasoning_tokens=config.max_tokens or REASONING_TOKENS,
-        )
+        self.config = config = _with_defaults(config, data)
         self._model = ModelSpec.of(
             config.model or _default_model(config, display),
             concurrency=config.concurrency,
@@ -228,6 +218,7 @@ class MethodComparison:
         affect every item, and `SettingError`.
         """
         shown = self.descriptions
+        self.runs.clear()
         with self._opened(out) as store:
             spent, highest = 0.0, 0.0
             if isinstance(store, RunStore):
@@ -378,6 +369,19 @@ def _with_embedder(
     if sample:
         display.note(embedder_note(default, sample, command))
     return replace(config, embed=default)
+
+
+def _with_defaults(config: RunConfig, data: Benchmark) -> RunConfig:
+    """Return the configuration with the benchmark's methods, order and length of replies."""
+    brief = data.labels and config.prompt != REASONED
+    names = config.methods or default_methods(data, config.retrieve)
+    return replace(
+        config,
+        order=config.order or (NEAREST_LAST if config.answers_from else data.order),
+        methods=with_custom(names, config.pipeline),
+        max_tokens=config.max_tokens or (LABEL_TOKENS if brief else ANSWER_TOKENS),
+        reasoning_tokens=config.max_tokens or REASONING_TOKENS,
+    )
 
 
 def _default_model(config: RunConfig, display: Display) -> str:

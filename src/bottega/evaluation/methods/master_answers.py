@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from bottega._util.event_loops import for_each
+from bottega._util.event_loops import for_each, run_closing
+from bottega._util.executor import Executor, LocalExecutor
 from bottega._util.identity import query_key
 from bottega._util.locations import StoreLocation
 from bottega._util.progress import SILENT, Display, plural
@@ -20,7 +21,7 @@ from bottega.naming import ModelSpec
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.protocols import Generator, Parser, Pricer, Tier
 from bottega.recipes import cache_of_thought
-from bottega.recording import cached_example
+from bottega.recording import CacheRecorder, cached_example
 from bottega.types import Example, Query, Sampling, Trace
 
 MASTER = "master"
@@ -112,6 +113,29 @@ async def ask_master(
     first = questions[: int(budget.is_limited)]
     for part in (first, questions[len(first) :]):
         await for_each(part, add, limit=concurrency, starts=budget.reserve)
+
+
+def store_answers(
+    knowledge: KnowledgeBase,
+    questions: Sequence[Query],
+    found: MasterAnswers,
+    master: MasterFactory,
+    *,
+    concurrency: int,
+    budget: Budget | None = None,
+    executor: Executor | None = None,
+    done: Callable[[float], object] = lambda cost_usd: None,
+) -> None:
+    """Ask each question as `ask_master` does, in this process or by the workers of `executor`, and
+    store its answer in the knowledge base."""
+    executor = executor or LocalExecutor()
+    shared = replace(master, model=master.model.share(executor.count))
+    ask = executor.start(shared, concurrency=concurrency)
+    keep = CacheRecorder(knowledge, stored_tiers={MASTER})
+    work = ask_master(
+        ask, questions, found, concurrency=concurrency, budget=budget, keep=keep, done=done
+    )
+    run_closing(work, ask)
 
 
 def with_answers(data: Benchmark, answers: Iterable[Example]) -> tuple[Benchmark, int]:
