@@ -32,6 +32,7 @@ from bottega.errors import SettingError
 from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE, LABELLED_IMAGES
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.method_comparison import MethodComparison
+from bottega.evaluation.methods.planning import check_method_options
 from bottega.evaluation.methods.specifications import LABEL_METHODS, METHODS
 from bottega.evaluation.outcomes import Budget
 from bottega.evaluation.runs.run_store import FILE
@@ -140,9 +141,9 @@ def evaluate(
     comparison = _opened(config, options)
     # A resumed run repeats its options, also those of methods that are not run now.
     if options.out is None or not (options.out / FILE).exists():
-        comparison.check_options([*search.flags, *(["--samples"] if config.samples else [])])
+        given = [*search.flags, *(["--samples"] if config.samples else [])]
+        check_method_options(given, comparison.config, comparison.data, comparison.classifier)
     if options.dry_run:
-        comparison.check_fit()
         drafts = config.retrieve in BY_DRAFT
         print_plan(comparison.data, [comparison.model], comparison.calls, drafts=drafts)
         return

@@ -38,8 +38,7 @@ from bottega.evaluation.metrics.intervals import bounds
 from bottega.evaluation.outcomes import Budget
 from bottega.evaluation.streams.stream_plan import APPRENTICE, MASTER, StreamConfig
 from bottega.evaluation.streams.stream_run import MissingAnswersError, StreamRun
-from bottega.evaluation.streams.stream_summary import CurvePoint
-from bottega.evaluation.streams.stream_trends import COLUMNS as TREND_COLUMNS
+from bottega.evaluation.streams.stream_summary import TREND_COLUMNS, CurvePoint
 from bottega.recipes.cache_retrieval import BY_DRAFT
 
 MOST_UNCONFIRMED = 1000  # paid requests

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -35,7 +35,6 @@ from bottega.evaluation.methods.method_actor import (
 from bottega.evaluation.methods.planning import (
     check_benchmark_fit,
     check_compressor,
-    check_method_options,
     check_methods,
     check_rerank,
     default_methods,
@@ -163,7 +162,9 @@ class MethodComparison:
 
     @property
     def calls(self) -> int:
-        """The maximum number of completions, without drafts of the retrieval."""
+        """The maximum number of completions, without drafts of the retrieval. Raises
+        `SettingError` for a method that the benchmark does not support."""
+        check_benchmark_fit(self.config, self.data)
         labelled = replace(self.classifier, labels=self.data.labels)
         return max_calls(self.config, self.data, labelled)
 
@@ -187,14 +188,6 @@ class MethodComparison:
     def differences(self) -> list[PairedDifference]:
         """The paired differences of the completed methods to their baselines."""
         return paired_differences(self.runs)
-
-    def check_options(self, options: Collection[str]) -> None:
-        """Raise `SettingError` for an option such as `--alpha` without effect on the methods."""
-        check_method_options(options, self.config, self.data, self.classifier)
-
-    def check_fit(self) -> None:
-        """Raise `SettingError` for a method that the benchmark does not support."""
-        check_benchmark_fit(self.config, self.data)
 
     @cached_property
     def factory(self) -> MethodFactory:

@@ -12,8 +12,12 @@ from bottega.evaluation.report.runs import StoredRun
 from bottega.evaluation.runs.run_store import ORDERS
 from bottega.evaluation.streams.growing_cache import PARTS, StreamResult
 from bottega.evaluation.streams.stream_plan import UNLIMITED, Stream, StreamConfig
-from bottega.evaluation.streams.stream_summary import CurvePoint, summarize_streams
-from bottega.evaluation.streams.stream_trends import Trend, find_trends
+from bottega.evaluation.streams.stream_summary import (
+    CurvePoint,
+    Trend,
+    find_trends,
+    summarize_streams,
+)
 
 STEPS = 20  # points of a curve along the stream
 THIRDS = ("first third", "second third", "last third")

@@ -43,8 +43,12 @@ from bottega.evaluation.streams.stream_plan import (
     item_orders,
 )
 from bottega.evaluation.streams.stream_runs import StreamSetup, run_streams
-from bottega.evaluation.streams.stream_summary import CurvePoint, summarize_streams
-from bottega.evaluation.streams.stream_trends import Trend, find_trends
+from bottega.evaluation.streams.stream_summary import (
+    CurvePoint,
+    Trend,
+    find_trends,
+    summarize_streams,
+)
 from bottega.generation import ReplayGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import ModelSpec

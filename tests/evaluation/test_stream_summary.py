@@ -9,7 +9,13 @@ import pytest
 from bottega.evaluation.outcomes import ScoredAnswer
 from bottega.evaluation.streams.growing_cache import StreamResult
 from bottega.evaluation.streams.stream_plan import Curve, Stream
-from bottega.evaluation.streams.stream_trends import BY_RATE, BY_START, BY_THIRD, Trend, find_trends
+from bottega.evaluation.streams.stream_summary import (
+    BY_RATE,
+    BY_START,
+    BY_THIRD,
+    Trend,
+    find_trends,
+)
 from bottega.types import Answer, Example
 from tests.builders import example
 
