@@ -86,7 +86,7 @@ def test_every_module_has_tests_and_begins_with_its_own() -> None:
     for path in modules(ROOT):
         assert files_for(ROOT, path)
     path = f"{SOURCES}/gateway/accounting/access.py"
-    assert files_for(ROOT, path)[0] == "tests/gateway/test_limiter.py"
+    assert files_for(ROOT, path)[0] == "tests/gateway/test_access.py"
 
 
 def test_all_targets_name_existing_files() -> None:
