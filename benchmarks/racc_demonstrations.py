@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run
 
 from benchmarks.racc_start import MemoizedObjective, initialize
 from bottega.bundled import bundled_folder
-from bottega.cli.store_building import CompressorFactory, StoreBuilder
 from bottega.compression import CompressorConfig, save
 from bottega.compression.objective import TrainingConfig, TrainingExample
 from bottega.compression.training import train
@@ -47,9 +47,11 @@ from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import DualEmbedder, KnowledgeBase, TokenEmbedder, TowerEmbedder
 from bottega.knowledge.embedders.names import BUNDLED
 from bottega.kv_prefix import Geometry
+from bottega.naming import local_model
 from bottega.pipeline import Pipeline
 from bottega.protocols import Retriever
 from bottega.recipes import Classifier, compression_searcher
+from bottega.recipes.racc_store import CompressorFactory, StoreBuilder
 from bottega.recipes.racc_training import new_compressor, training_objective
 from bottega.types import Candidate, Query, Sampling
 from training.compressor import TRAINING as OF_PASSAGES
@@ -141,7 +143,9 @@ def train_variant(variant: Variant, examples: AlternatingBatches, out: Path) -> 
 def stored(knowledge: KnowledgeBase, folder: Path) -> Path:
     """Store of all demonstrations, compressed once."""
     with closing(
-        StoreBuilder(CompressorFactory(folder, BUNDLED), folder / "store", int8=False)
+        StoreBuilder(
+            CompressorFactory(folder, partial(local_model, BUNDLED)), folder / "store", int8=False
+        )
     ) as builder:
         builder.build((str(example.id), example) for example in knowledge)
     return folder / "store"

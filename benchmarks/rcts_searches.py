@@ -18,10 +18,9 @@ from bottega import (
     Sampling,
     bundled,
 )
-from bottega.cli.components import open_retrieval
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.methods.planning import plan
-from bottega.evaluation.methods.retrieval import nearest_retriever
+from bottega.evaluation.methods.retrieval import nearest_retriever, open_retrieval
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.naming import SIMULATED, open_model
 from bottega.prompting import ContinuationPrompter

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bottega.cli.evaluation_run import run_methods
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.config import RunConfig
+from bottega.evaluation.method_comparison import run_methods
 from bottega.evaluation.methods.specifications import METHODS
 from bottega.evaluation.runs.paired import PairedDifference, ScoredRun, paired_differences
 from bottega.evaluation.runs.runner import MethodResult, RunState

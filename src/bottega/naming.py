@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ from bottega._util.native import WITH_TORCH, check_address_space
 from bottega.bundled import MODELS
 from bottega.bundled.efficientnet import LITE2, check_weights, weights_installed
 from bottega.bundled.photo_model import NETWORKS, PHOTOS, PHOTOS_LITE2, PHOTOS_MASTER
-from bottega.errors import SettingError, require_extra
+from bottega.errors import DISTRIBUTION, SettingError, require_extra
 from bottega.generation import (
     OpenAICompletionsGenerator,
     OpenAIGenerator,
@@ -45,6 +45,10 @@ from bottega.knowledge.embedders.names import (
 )
 from bottega.openai_api.endpoint import DEFAULT_BASE
 from bottega.protocols import Embedder, Generator
+
+# Python refuses to parse thousands of digits; no option needs more than a billion.
+MAX_DIGITS = 9
+DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 REMOTE, COMPLETIONS = "openai:", "openai-completions:"
 WITHOUT_TORCH = (PIXELS, "words")
@@ -310,3 +314,59 @@ def imported(target: str) -> Any:
             raise SettingError(f"module {module!r} has no attribute {attribute!r}", hint=FORM)
         found = getattr(found, name)
     return found
+
+
+def local_model(spec: str, trust_remote_code: bool = False) -> TransformersGenerator:
+    """Return a model that runs in this process, not loaded yet. Raises `SettingError`."""
+    generator = ModelSpec(spec, trust_remote_code=trust_remote_code).open()
+    if not isinstance(generator, TransformersGenerator):
+        raise SettingError(
+            f"a compressor needs the hidden states of a local model, got {spec}",
+            hint="use bundled, a folder, or a Hugging Face id",
+        )
+    return generator
+
+
+def embedder_note(default: str, images: Sequence[Image], command: str) -> str:
+    """Return why these images have this embedder, and the command that sets another one."""
+    if default == PHOTOS:
+        return f"embedder photos: the images look like photographs; to change it: {command} NAME"
+    if not has_photos() and are_photographs(images):
+        return (
+            "the images look like photographs, which need another embedder: install"
+            f" {DISTRIBUTION}[{PHOTOS}], then run {command} photos"
+        )
+    return (
+        "embedder bundled: the images do not look like photographs; if they are photographs:"
+        f" {command} photos"
+    )
+
+
+def read_options(
+    kind: str, options: str | None, defaults: Mapping[str, float | str]
+) -> dict[str, float | str]:
+    """Return the given options, each with its default's type. Raises `SettingError`."""
+    listed = ", ".join(f"{name}={value}" for name, value in defaults.items())
+    hint = f"options of {kind} and their defaults: {listed}"
+    chosen: dict[str, float | str] = {}
+    for part in [] if options is None else options.split(","):
+        name, _, value = (text.strip() for text in part.partition("="))
+        if not part.strip():
+            raise SettingError(f"an option is empty in '{kind}:{options}'", hint=hint)
+        if name in chosen:
+            raise SettingError(f"{name} is set twice", hint=hint)
+        if name not in defaults:
+            raise SettingError(f"{kind} has no option {name!r}", hint=hint)
+        if isinstance(defaults[name], str):
+            chosen[name] = value
+        elif value.isdigit() and len(value) > MAX_DIGITS:
+            raise SettingError(
+                f"{name} must have at most {MAX_DIGITS} digits, got {len(value)}", hint=hint
+            )
+        elif isinstance(defaults[name], float) and DECIMAL.fullmatch(value):
+            chosen[name] = float(value)
+        elif value.isascii() and value.isdigit():
+            chosen[name] = int(value)
+        else:
+            raise SettingError(f"{name} must be a number, got {value!r}", hint=hint)
+    return chosen

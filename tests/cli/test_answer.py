@@ -15,7 +15,7 @@ from bottega import KnowledgeBase, TowerEmbedder, load_image_folder
 from bottega._util.locations import StoreLocation
 from bottega.bundled import MODELS
 from bottega.cli import answer as answer_command
-from bottega.cli.knowledge_files import open_rows
+from bottega.evaluation.knowledge_rows import open_rows
 from bottega.pipeline import Pipeline
 from bottega.protocols import Generator
 from bottega.recipes import rcts

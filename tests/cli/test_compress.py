@@ -16,14 +16,14 @@ from torch import Tensor
 
 from bottega._util.durable_files import lock_file
 from bottega.bundled import bundled_folder
-from bottega.cli import store_building
-from bottega.cli.compressor_plan import load_plan
 from bottega.compression import CompressorConfig, PassageStore, StoreManifest, load, save
 from bottega.compression.objective import TrainingObjective
 from bottega.errors import StoreError
+from bottega.evaluation.compressor_plan import load_plan
 from bottega.generation.loaded import LoadedModel
 from bottega.knowledge import KnowledgeBase
 from bottega.kv_prefix import Geometry
+from bottega.recipes import racc_store
 from bottega.recipes.racc_training import new_compressor, training_objective
 from tests.cli.conftest import Run
 from tests.knowledge.doubles import SeededEmbedder, text_example
@@ -405,16 +405,16 @@ def test_an_interrupted_build_says_what_it_keeps(
 ) -> None:
     with KnowledgeBase.open(tmp_path / "kb.db", SeededEmbedder()) as kb:
         kb.add([text_example(f"The home of n{i} is h{i}.", "") for i in range(5)])
-    compress, calls = store_building.StoreBuilder._compress, []
+    compress, calls = racc_store.StoreBuilder._compress, []
 
-    def interrupted(self: store_building.StoreBuilder, batch: Any) -> Tensor | None:
+    def interrupted(self: racc_store.StoreBuilder, batch: Any) -> Tensor | None:
         calls.append(batch)
         if len(calls) == 2:
             send_interrupt()
         return compress(self, batch)
 
-    monkeypatch.setattr(store_building, "BATCH", 2)
-    monkeypatch.setattr(store_building.StoreBuilder, "_compress", interrupted)
+    monkeypatch.setattr(racc_store, "BATCH", 2)
+    monkeypatch.setattr(racc_store.StoreBuilder, "_compress", interrupted)
     command = ("compress", "build", "kb.db", "--compressor", compressor, "--store", "store")
     stopped = run(*command)
     kept = (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bottega.cli.compressor_plan import load_plan
 from bottega.errors import SettingError
+from bottega.evaluation.compressor_plan import load_plan
 from tests.cli.conftest import Run
 
 CONFIG = """

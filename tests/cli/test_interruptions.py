@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import pytest
 
 from bottega.cli import answer, report, tune
-from bottega.cli.vector_answer import VectorClassifier
+from bottega.evaluation.methods.logistic import VectorClassifier
 from bottega.knowledge import KnowledgeBase, TokenEmbedder
 from bottega.knowledge.base_copy import BaseCopy
 from bottega.protocols import Vectors

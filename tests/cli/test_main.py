@@ -11,7 +11,7 @@ import pytest
 import typer.main
 
 from bottega.cli.app import app, lazy_commands
-from bottega.cli.eval_options import PANELS
+from bottega.cli.eval import PANELS
 from bottega.cli.help import LazyCommand
 from tests.cli.conftest import Run
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from bottega import naming
-from bottega.cli.components import open_embedder, open_prompt, open_tokens
 from bottega.errors import SettingError
+from bottega.evaluation.methods.prompts import open_prompt
+from bottega.evaluation.methods.retrieval import open_embedder, open_tokens
 from bottega.knowledge.embedders import names
 from bottega.knowledge.embedders.flmr import INSTRUCTION
 from bottega.naming import ModelSpec, check_embedder, open_model
@@ -95,7 +96,10 @@ def test_folders_and_hub_ids_are_looked_up(tmp_path: Path) -> None:
 
 
 def test_a_missing_preflmr_folder_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bottega.cli.components.FlmrEmbedder", lambda name, **_: pytest.fail(name))
+    monkeypatch.setattr(
+        "bottega.evaluation.methods.retrieval.FlmrEmbedder",
+        lambda name, **_: pytest.fail(name),
+    )
     for spec in ("flmr:", "flmr:nowhere", "flmr:./nowhere"):
         with pytest.raises(SettingError, match="PreFLMR checkpoint is unknown, got"):
             open_tokens(spec)
@@ -106,7 +110,8 @@ def test_options_of_preflmr_follow_the_checkpoint(
 ) -> None:
     opened: list[dict[str, object]] = []
     monkeypatch.setattr(
-        "bottega.cli.components.FlmrEmbedder", lambda name, **given: opened.append(given)
+        "bottega.evaluation.methods.retrieval.FlmrEmbedder",
+        lambda name, **given: opened.append(given),
     )
     open_tokens(f"flmr:{tmp_path}")
     open_tokens(f"flmr:{tmp_path},query_tokens=512,choices=yes,instruction=Look, then answer:")

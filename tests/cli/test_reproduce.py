@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from bottega.cli.master_answers import MASTER, NOTE
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.methods.master_answers import labelled_questions
+from bottega.evaluation.methods.master_answers import MASTER, NOTE, labelled_questions
 from bottega.evaluation.runs.run_store import RunStore
 from bottega.knowledge import KnowledgeBase, TokenEmbedder
 from bottega.recipes.racc import COMPRESSOR, STORE

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bottega._util.tracing import use_tracer
 from bottega.cli import answer_search, knowledge, report, tune
 from bottega.cli.shown_progress import CallCounter, ProgressStatus
 from bottega.knowledge import KnowledgeBase, TokenEmbedder
@@ -26,15 +27,13 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
 
     @contextmanager
     def progress(
-        title: str, total: int | ProgressStatus | None, *, calls: CallCounter | None = None
+        title: str, total: int | ProgressStatus | None, *, most_calls: int | None = None
     ) -> Iterator[ProgressStatus]:
-        status = (
-            total
-            if isinstance(total, ProgressStatus)
-            else ProgressStatus(total, calls or CallCounter())
-        )
+        calls = CallCounter(most_calls or 0)
+        status = total if isinstance(total, ProgressStatus) else ProgressStatus(total, calls)
         bars.append((title, status))
-        yield status
+        with use_tracer(calls):
+            yield status
 
     for module in (knowledge, tune, report, answer_search):
         monkeypatch.setattr(module, "progress", progress)

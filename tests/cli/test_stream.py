@@ -10,7 +10,7 @@ import pytest
 import typer
 from aiohttp import web
 
-from bottega.cli import stream_run
+from bottega.cli import stream as stream_command
 from tests.cli.conftest import Run
 from tests.server import Server, ok, refuse, running
 
@@ -45,13 +45,13 @@ def test_a_terminal_user_confirms_many_paid_requests(
 
     served.answers = [by_model]
     monkeypatch.setattr(typer, "confirm", confirm)
-    monkeypatch.setattr(stream_run, "at_terminal", lambda: True)
+    monkeypatch.setattr(stream_command, "at_terminal", lambda: True)
     command = ("stream", f"image-folder:{pets}", *MODELS, "--master-rate", "0.5", "--orders", 2)
     few = run(*command, *PRICES, "--controls", "none")  # three items
     assert "about 6 paid requests for 0.0" in few.err
     assert (few.code, questions, bool(served.bodies)) == (0, [], True)
     served.bodies.clear()
-    monkeypatch.setattr(stream_run, "MOST_UNCONFIRMED", 5)
+    monkeypatch.setattr(stream_command, "MOST_UNCONFIRMED", 5)
     many = run(*command, *PRICES, "--controls", "none", "--out", "kept")
     assert (many.code, len(questions), bool(served.bodies)) == (not agrees, 1, agrees)
     assert run(*command, *PRICES, "--controls", "none", "--yes", "--out", "kept").code == 0
@@ -69,7 +69,7 @@ def test_many_paid_requests_without_a_terminal_need_an_option(
     run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.answers = [by_model]
-    monkeypatch.setattr(stream_run, "MOST_UNCONFIRMED", 5)
+    monkeypatch.setattr(stream_command, "MOST_UNCONFIRMED", 5)
     command = ("stream", f"image-folder:{pets}", *MODELS, "--master-rate", "0.5", "--orders", 2)
     refused = run(*command, *PRICES, "--controls", "none", "--out", "kept")
     assert (refused.code, served.bodies, "add --yes" in refused.err) == (2, [], True)

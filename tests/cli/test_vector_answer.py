@@ -13,8 +13,8 @@ import pytest
 
 from bottega import KnowledgeBase
 from bottega.cli import answer as answer_command
-from bottega.cli.vector_answer import VectorClassifier
 from bottega.evaluation.config import RunConfig
+from bottega.evaluation.methods.logistic import VectorClassifier
 from bottega.evaluation.methods.planning import plan
 from bottega.generation import ScriptedGenerator
 from bottega.image import Image

@@ -235,7 +235,7 @@ def test_words_and_dual_are_valid_embedders(run: Run, pets: Path) -> None:
 
 def test_text_retrieval_uses_a_text_embedder(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from bottega.cli.components import open_retrieval
+    from bottega.evaluation.methods.retrieval import open_retrieval
     from tests.knowledge import tiny_models
 
     folder = tiny_models.save_clip(tmp_path / "clip")
@@ -245,7 +245,7 @@ def test_text_retrieval_uses_a_text_embedder(tmp_path: Path) -> None:
 
 def test_an_average_compares_images_with_texts(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from bottega.cli.components import open_retrieval
+    from bottega.evaluation.methods.retrieval import open_retrieval
     from tests.knowledge import tiny_models
 
     folder = tiny_models.save_clip(tmp_path / "clip")

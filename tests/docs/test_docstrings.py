@@ -23,13 +23,21 @@ def public_names() -> set[str]:
 
 
 def fields_of(node: ast.ClassDef) -> list[str]:
-    """Return the fields of a data class, else the parameters of the constructor."""
-    annotated = [one.target for one in node.body if isinstance(one, ast.AnnAssign)]
+    """Return the fields of a data class, else the parameters of the constructor. The help text of
+    an option explains its field."""
+    annotated = [
+        one.target for one in node.body if isinstance(one, ast.AnnAssign) and not _has_help(one)
+    ]
     fields = [target.id for target in annotated if isinstance(target, ast.Name)]
     for one in [] if fields else node.body:
         if isinstance(one, ast.FunctionDef) and one.name == "__init__":
             fields = [given.arg for given in (*one.args.args[1:], *one.args.kwonlyargs)]
     return [name for name in fields if name != "_"]
+
+
+def _has_help(field: ast.AnnAssign) -> bool:
+    value = "" if field.value is None else ast.unparse(field.value)
+    return bool(re.match(r"option\(|field\(.*metadata=", value))
 
 
 def unexplained() -> Iterator[str]:

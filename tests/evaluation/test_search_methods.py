@@ -12,7 +12,7 @@ from bottega.evaluation.methods.searchers import MethodContext
 from bottega.evaluation.methods.specifications import METHODS, SEARCH_METHODS
 from bottega.evaluation.outcomes import Method
 from bottega.evaluation.runs.runner import MethodResult, evaluate
-from bottega.evaluation.search_config import SearchConfig, search_config
+from bottega.evaluation.search_config import SearchConfig, SearchOptions
 from bottega.generation import ScriptedGenerator
 from bottega.knowledge import (
     KnowledgeBase,
@@ -144,21 +144,21 @@ def test_reasoning_model_needs_more_search_calls() -> None:
 
 
 def test_the_released_preset_is_that_of_the_benchmark() -> None:
-    released = search_config("released", "mmmu:folder", rollouts=3, alpha=None)
+    released = SearchOptions("released", rollouts=3, alpha=None).config("mmmu:folder")
     assert (released.variant, released.alpha, released.rollouts) == ("released", 0.5, 3)
-    assert search_config("released", "scienceqa:folder").alpha == 0.2
-    assert search_config("released", "vsr-mc:folder").reward == "mutual"
-    assert search_config("released", "mmmu:folder", alpha=0.8).alpha == 0.8
-    assert search_config("paper", "vizwiz:folder") == SearchConfig()
+    assert SearchOptions("released").config("scienceqa:folder").alpha == 0.2
+    assert SearchOptions("released").config("vsr-mc:folder").reward == "mutual"
+    assert SearchOptions("released", alpha=0.8).config("mmmu:folder").alpha == 0.8
+    assert SearchOptions("paper").config("vizwiz:folder") == SearchConfig()
     # One answer, and five samples of each of five questions.
-    calls = search_config("released", "vizwiz:folder").max_calls(ScriptedGenerator([]))
+    calls = SearchOptions("released").config("vizwiz:folder").max_calls(ScriptedGenerator([]))
     assert calls == 1 + 10 * 26
 
 
 def test_records_name_only_settings_that_differ() -> None:
     assert SearchConfig(rollouts=7).record() == {"rollouts": 7}
     assert SearchConfig().record() == {"rollouts": 10}
-    changed = search_config("released", "mmmu:folder").record()
+    changed = SearchOptions("released").config("mmmu:folder").record()
     assert changed == {"rollouts": 10, "search": {"alpha": 0.5, "variant": "released"}}
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rich.console import Console
 
 from bottega import notebook
+from bottega.errors import OnError
 
 # Receives the number of steps finished since its last call.
 Step = Callable[[int], object]
@@ -25,6 +29,49 @@ def plural(count: int, noun: str, spec: str = "") -> str:
 def no_stages(title: str, total: int) -> AbstractContextManager[Step]:
     """Show no progress: `Stages` without effect."""
     return nullcontext(lambda steps: None)
+
+
+class ReportStep(Protocol):
+    """Callback for finished steps and their cost in US dollars."""
+
+    def __call__(self, steps: int, cost_usd: float = 0.0, /) -> None: ...
+
+
+class ProgressDisplay(Protocol):
+    """Function that shows the progress of a stage with `total` steps, None if unknown. With
+    `most_calls`, it also counts completions, of which there are at most so many (0: unknown)."""
+
+    def __call__(
+        self,
+        title: str,
+        total: int | None,
+        *,
+        counts_money: bool = False,
+        most_calls: int | None = None,
+    ) -> AbstractContextManager[ReportStep]: ...
+
+
+def _no_progress(
+    title: str, total: int | None, *, counts_money: bool = False, most_calls: int | None = None
+) -> AbstractContextManager[ReportStep]:
+    return nullcontext(lambda steps, cost_usd=0.0, /: None)
+
+
+@dataclass(frozen=True)
+class Display:
+    """Callbacks that show a long job; without effect by default.
+
+    `note` receives lines of text, `warn` the errors of skipped examples. `waiting` surrounds work
+    of unknown length, `progress` a stage whose steps are counted.
+    """
+
+    note: Callable[[str], object] = lambda text: None
+    warn: OnError = lambda error: None
+    waiting: Callable[[str], AbstractContextManager[object]] = nullcontext
+    progress: ProgressDisplay = _no_progress
+
+
+SILENT = Display()
 
 
 @contextmanager
@@ -45,7 +92,6 @@ def showing_progress(title: str, total: int | None, progress: Progress) -> Itera
 
 @contextmanager
 def _terminal_bar(title: str, total: int | None) -> Iterator[Step]:
-    from rich.console import Console  # slow to import
     from rich.progress import MofNCompleteColumn, Progress
 
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated
 
 from typer import Argument, Exit, Option
 
@@ -14,25 +15,8 @@ from bottega._util.event_loops import for_each, run_closing
 from bottega._util.locations import StoreLocation
 from bottega._util.progress import plural
 from bottega.cli.answer_output import ImageResult, answer_document, kept_text, report_images
-from bottega.cli.answer_search import (
-    AskCompressor,
-    AskStore,
-    SearchCalls,
-    SearchChoice,
-    SearchOption,
-    SearchSeconds,
-    SearchTokens,
-)
-from bottega.cli.components import (
-    NO_TRACES,
-    REASONED,
-    REASONING_TOKENS,
-    check_prompt,
-    open_prices,
-    open_prompt,
-    open_recorder,
-    traces_option,
-)
+from bottega.cli.answer_search import SearchChoice
+from bottega.cli.components import NO_TRACES, open_prices, open_recorder, traces_option
 from bottega.cli.knowledge_files import open_to_search
 from bottega.cli.options import (
     By,
@@ -48,52 +32,50 @@ from bottega.cli.options import (
     TraceFile,
     TrustRemoteCode,
     knowledge_option,
-    parse_stop,
+    options_from_fields,
 )
-from bottega.cli.output import (
-    note,
-    noting_interruption,
-    print_json,
-    say,
-    warn,
-)
+from bottega.cli.output import note, noting_interruption, print_json, say, warn
 from bottega.cli.shown_progress import progress
-from bottega.cli.vector_answer import (
-    VECTOR_METHODS,
-    VISUAL_RAG,
-    VectorAnswer,
-    VectorClassifier,
-    check_method,
-)
 from bottega.errors import BottegaError, LoadError, SettingError
+from bottega.evaluation.methods.logistic import VECTOR_METHODS, VectorAnswer, VectorClassifier
+from bottega.evaluation.methods.prompts import (
+    NEAREST_LAST,
+    REASONED,
+    REASONING_TOKENS,
+    check_prompt,
+    open_prompt,
+    parse_order,
+)
 from bottega.evaluation.outcomes import is_item_error
 from bottega.image import Image
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.loaders.scan import SUFFIXES, scan_images
 from bottega.knowledge.tuned_settings import tuned_for
-from bottega.naming import ModelSpec, default_master, default_model, open_model
+from bottega.naming import ModelSpec, default_master, default_model, open_model, suggestion
 from bottega.parsing import last_answer
 from bottega.pipeline import FixedRouter, Pipeline
-from bottega.protocols import Tier
+from bottega.protocols import Generator, Tier
 from bottega.recipes import share_features, visual_rag
 from bottega.recipes.visual_rag import LABEL_TOKENS
 from bottega.recording import is_abstention
-from bottega.reranking import DemonstrationOrder, TopKReranker
+from bottega.reranking import TopKReranker
 from bottega.retrieval import DenseRetriever
 from bottega.types import IMAGE_QUESTION, Query, Sampling, Trace
+
+VISUAL_RAG = "visual-rag"
 
 CONCURRENCY = 16
 SHOTS, ASK_SHOTS = 10, 3  # defaults of classify and ask
 AUTO = "auto"
-NEAREST_LAST: DemonstrationOrder = "nearest-last"
 
 ImageClassifier = Callable[[Query], Awaitable[Trace | VectorAnswer]]
 
 
-def classify(
-    file: KnowledgeFile,
-    images: Annotated[list[Path], Argument(metavar="IMAGE", help="Images, or folders of images.")],
-    model: DefaultModel = None,
+@dataclass(frozen=True)
+class ClassifyOptions:
+    """Options of `bottega classify`."""
+
+    model: DefaultModel = None
     method: Annotated[
         str,
         Option(
@@ -101,7 +83,7 @@ def classify(
             help="visual-rag (a model with demonstrations); or, without a model, knn (the weighted"
             " vote of the nearest examples) or logreg (logistic regression on all examples).",
         ),
-    ] = VISUAL_RAG,
+    ] = VISUAL_RAG
     shots: Annotated[
         int | None,
         Option(
@@ -109,12 +91,12 @@ def classify(
             help="Number of demonstrations, or of neighbours with --method.",
             show_default=f"that of bottega tune, else {SHOTS}",
         ),
-    ] = None,
-    namespace: Namespace = "",
-    by: By = None,
-    embed: Embed = None,
-    prompt: PromptStyle = AUTO,
-    order: DefaultOrder = None,
+    ] = None
+    namespace: Namespace = ""
+    by: By = None
+    embed: Embed = None
+    prompt: PromptStyle = AUTO
+    order: DefaultOrder = None
     max_tokens: Annotated[
         int | None,
         Option(
@@ -122,11 +104,40 @@ def classify(
             help="Maximum tokens of a reply.",
             show_default=f"{LABEL_TOKENS}, or {REASONING_TOKENS} with --prompt {REASONED}",
         ),
-    ] = None,
-    stop: Stop = None,
-    price: PriceOption = None,
-    traces: TraceFile = None,
-    json: Json = False,
+    ] = None
+    stop: Stop = None
+    price: PriceOption = None
+    traces: TraceFile = None
+    json: Json = False
+
+    @property
+    def uses_model(self) -> bool:
+        return self.method not in VECTOR_METHODS
+
+    @property
+    def sampling(self) -> Sampling:
+        tokens = self.max_tokens or (REASONING_TOKENS if self.prompt == REASONED else LABEL_TOKENS)
+        return Sampling(max_tokens=tokens, stop=tuple(self.stop or ()))
+
+    def check(self) -> None:
+        """Raise `SettingError` for an unknown method, or options that it does not use."""
+        check_method(
+            self.method,
+            model=self.model,
+            prompt=None if self.prompt == AUTO else self.prompt,
+            order=None if self.order == NEAREST_LAST else self.order,
+            max_tokens=self.max_tokens,
+            stop=self.stop or None,
+            price=self.price,
+            traces=None if str(self.traces) == NO_TRACES else self.traces,
+        )
+
+
+@options_from_fields()
+def classify(
+    file: KnowledgeFile,
+    images: Annotated[list[Path], Argument(metavar="IMAGE", help="Images, or folders of images.")],
+    options: ClassifyOptions,
 ) -> None:
     """Classify images with the most similar labelled images as demonstrations (Visual RAG).
 
@@ -137,37 +148,27 @@ def classify(
             f"{file} is an image, but the first argument is the knowledge base",
             hint="write bottega classify K.db IMAGE",
         )
-    tokens = max_tokens or (REASONING_TOKENS if prompt == REASONED else LABEL_TOKENS)
-    sampling = Sampling(max_tokens=tokens, stop=parse_stop(stop))
-    style, ordered = open_prompt(prompt), parse_order(order or NEAREST_LAST)
-    check_method(
-        method,
-        model=model,
-        prompt=None if prompt == AUTO else prompt,
-        order=None if order == NEAREST_LAST else order,
-        max_tokens=max_tokens,
-        stop=stop or None,
-        price=price,
-        traces=None if str(traces) == NO_TRACES else traces,
-    )
-    found = list(chain.from_iterable(map(_images, images)))
-    generator = open_model(model) if model else None  # fails before the files are opened
-    uses_model = method not in VECTOR_METHODS
-    results = [ImageResult(path) for path in found]
+    style, ordered = open_prompt(options.prompt), parse_order(options.order or NEAREST_LAST)
+    options.check()
+    results = [ImageResult(path) for path in chain.from_iterable(map(_images, images))]
+    # Fails before the files are opened.
+    generator = open_model(options.model) if options.model else None
+    traces = options.traces if options.uses_model else StoreLocation(Path(NO_TRACES))
     classify_one: ImageClassifier
     with (
-        open_to_search(file, embed, namespace, by) as knowledge,
-        open_recorder(traces if uses_model else StoreLocation(Path(NO_TRACES))) as record,
+        open_to_search(file, options.embed, options.namespace, options.by) as knowledge,
+        open_recorder(traces) as record,
     ):
-        _note_fewer_examples(None if method == "logreg" else shots, knowledge)
+        shots = options.shots
+        _note_fewer_examples(None if options.method == "logreg" else shots, knowledge)
         if (tuned := tuned_for(knowledge)) is not None:
-            shots, ordered = shots or tuned.shots, ordered if order else tuned.order
+            shots, ordered = shots or tuned.shots, ordered if options.order else tuned.order
         shots = shots or SHOTS
         if len(labels := knowledge.labels()) == 1:
             note(f"{file} has the label {labels[0]!r} only; add images of other classes")
-        if uses_model:
+        if options.uses_model:
             generator = generator or open_model(default_model(knowledge.embedder()))
-            check_prompt(prompt, generator)
+            check_prompt(options.prompt, generator)
             pipeline = visual_rag(
                 knowledge,
                 generator,
@@ -176,23 +177,33 @@ def classify(
                 prompt=style,
                 order=ordered,
                 multi_label=knowledge.is_multi_label(),
-                sampling=sampling,
+                sampling=options.sampling,
                 record=record,
-                price=open_prices(price),
+                price=open_prices(options.price),
             )
             classify_one, models = pipeline.trace, [generator]
         else:
-            classify_one, models = VectorClassifier(knowledge, method, shots), []
-        with noting_interruption(lambda: kept_text(results)):
-            try:
-                with progress("classifying", len(found)) as step:
-                    run_closing(_classify_all(classify_one, results, step), *models)
-            except KeyboardInterrupt:
-                report_images([one for one in results if one.is_done], json)
-                raise
-    report_images(results, json)
+            classify_one, models = VectorClassifier(knowledge, options.method, shots), []
+        _classify(classify_one, models, results, options.json)
+    report_images(results, options.json)
     if any(one.error for one in results):
         raise Exit(1)
+
+
+def _classify(
+    classify: ImageClassifier,
+    models: Sequence[Generator],
+    results: Sequence[ImageResult],
+    json: bool,
+) -> None:
+    """Classify the images; after Ctrl-C, report those that are done."""
+    with noting_interruption(lambda: kept_text(results)):
+        try:
+            with progress("classifying", len(results)) as step:
+                run_closing(_classify_all(classify, results, step), *models)
+        except KeyboardInterrupt:
+            report_images([one for one in results if one.is_done], json)
+            raise
 
 
 def _note_fewer_examples(shots: int | None, knowledge: KnowledgeBase) -> None:
@@ -200,6 +211,7 @@ def _note_fewer_examples(shots: int | None, knowledge: KnowledgeBase) -> None:
         note(f"{shots} shots requested; only {plural(len(knowledge), 'example')} available")
 
 
+@options_from_fields()
 def ask(
     question: Annotated[str, Argument(metavar="QUESTION", help="The question.")],
     image: Annotated[
@@ -223,12 +235,8 @@ def ask(
     model: DefaultModel = None,
     trust_remote_code: TrustRemoteCode = False,
     embed: Embed = None,
-    search: SearchOption = "none",
-    search_calls: SearchCalls = None,
-    search_tokens: SearchTokens = None,
-    search_seconds: SearchSeconds = None,
-    compressor: AskCompressor = None,
-    store: AskStore = None,
+    *,
+    choice: SearchChoice,
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of the answer.")] = 512,
     stop: Stop = None,
     price: PriceOption = None,
@@ -238,11 +246,10 @@ def ask(
     """Ask a question, with similar examples as demonstrations if --kb is given."""
     if kb is None and (namespace or by):
         raise SettingError("--namespace and --by need a knowledge base", hint="add --kb K.db")
-    choice = SearchChoice(search, search_calls, search_tokens, search_seconds, compressor, store)
     choice.check(has_knowledge=kb is not None)
     if not question.strip():
         raise SettingError(f"question is empty, got {question!r}", hint="write a question")
-    sampling = Sampling(max_tokens=max_tokens, stop=parse_stop(stop))
+    sampling = Sampling(max_tokens=max_tokens, stop=tuple(stop or ()))
     query = Query(question, tuple(Image.open(path) for path in image or ()))
     generator = ModelSpec(model, trust_remote_code=trust_remote_code).open() if model else None
     knowledge = open_to_search(kb, embed, namespace, by) if kb else None
@@ -309,16 +316,6 @@ def _note_missing(model: str, trace: Trace) -> None:
         note(f"{model} answers questions about images: add --image FILE")
 
 
-def parse_order(text: str) -> DemonstrationOrder:
-    orders = get_args(DemonstrationOrder)
-    if text not in orders:
-        raise SettingError(
-            f"--order must be {', '.join(orders[:-1])} or {orders[-1]}, got {text!r}",
-            hint=f"set e.g. --order {orders[0]}",
-        )
-    return cast(DemonstrationOrder, text)
-
-
 def _images(path: Path) -> list[Path]:
     """Return the path, or all images below a folder in order."""
     if not path.is_dir():
@@ -347,3 +344,25 @@ async def _classify_all(
         done(1)
 
     await for_each(results, one, limit=CONCURRENCY)
+
+
+def check_method(method: str, **model_options: object) -> None:
+    """Raise `SettingError` for an unknown method, and for model options that the method would
+    ignore.
+
+    Options that are not set are None.
+    """
+    methods = (VISUAL_RAG, *VECTOR_METHODS)
+    if method not in methods:
+        raise SettingError(
+            f"--method must be {', '.join(methods[:-1])} or {methods[-1]}, got {method!r}",
+            hint=f"{suggestion(method, methods)}set e.g. --method knn",
+        )
+    given = [
+        f"--{name.replace('_', '-')}" for name, value in model_options.items() if value is not None
+    ]
+    if method in VECTOR_METHODS and given:
+        raise SettingError(
+            f"--method {method} calls no model, got {', '.join(given)}",
+            hint=f"remove {' and '.join(given)}, or set --method {VISUAL_RAG}",
+        )

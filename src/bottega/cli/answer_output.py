@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bottega._util.progress import plural
 from bottega.cli.output import note, print_json, print_table, warn
-from bottega.cli.vector_answer import VectorAnswer
 from bottega.errors import BottegaError
+from bottega.evaluation.methods.logistic import VectorAnswer
 from bottega.recording import ABSTENTION, is_abstention
 from bottega.types import Answer, Candidate, Trace
 

@@ -10,9 +10,8 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from bottega._util.tracing import use_tracer
 from bottega.cli.output import note, waiting
-from bottega.cli.shown_progress import CallCounter, progress
+from bottega.cli.shown_progress import progress
 from bottega.errors import SettingError
 from bottega.naming import check_torch
 from bottega.pipeline import run_sync
@@ -24,65 +23,58 @@ from bottega.recipes.rcts import FETCH, SECONDS, LimitedSearcher, SearchError, S
 from bottega.reranking import check_depth
 from bottega.types import Sampling
 
-SearchOption = Annotated[
-    Literal["none", "rcts"],
-    Option(
-        metavar="none|rcts",
-        help="rcts: select the demonstrations of --kb by a tree search, with many completions. The"
-        " prompt asks for reasons before the answer.",
-    ),
-]
-SearchCalls = Annotated[
-    int | None,
-    Option(
-        min=1,
-        help="Maximum number of completions of the search.",
-        show_default="those of 10 rollouts",
-    ),
-]
-SearchTokens = Annotated[
-    int | None,
-    Option(
-        min=1,
-        help="Maximum tokens of the search, prompts and completions together.",
-        show_default="no limit",
-    ),
-]
-SearchSeconds = Annotated[
-    float | None,
-    Option(
-        help="Time limit of the search in seconds; afterwards the nearest examples are shown.",
-        show_default=f"{SECONDS:g}",
-    ),
-]
-AskCompressor = Annotated[
-    Path | None,
-    Option(
-        metavar="FOLDER",
-        help="Show the examples of --kb as a KV prefix (racc): a folder written by `bottega"
-        " compress train`. The bundled apprentice has its own.",
-    ),
-]
-AskStore = Annotated[
-    Path | None,
-    Option(
-        metavar="FOLDER",
-        help="Read the examples of --kb from a store of `bottega compress build` (racc). Default:"
-        " compress on demand.",
-    ),
-]
-
 
 @dataclass(frozen=True)
 class SearchChoice:
     """Options of `bottega ask` that replace the nearest demonstrations."""
 
-    search: Literal["none", "rcts"]
-    calls: int | None
-    tokens: int | None
-    seconds: float | None
-    compressor: Path | None
-    store: Path | None
+    search: Annotated[
+        Literal["none", "rcts"],
+        Option(
+            metavar="none|rcts",
+            help="rcts: select the demonstrations of --kb by a tree search, with many completions."
+            " The prompt asks for reasons before the answer.",
+        ),
+    ] = "none"
+    search_calls: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Maximum number of completions of the search.",
+            show_default="those of 10 rollouts",
+        ),
+    ] = None
+    search_tokens: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Maximum tokens of the search, prompts and completions together.",
+            show_default="no limit",
+        ),
+    ] = None
+    search_seconds: Annotated[
+        float | None,
+        Option(
+            help="Time limit of the search in seconds; afterwards the nearest examples are shown.",
+            show_default=f"{SECONDS:g}",
+        ),
+    ] = None
+    compressor: Annotated[
+        Path | None,
+        Option(
+            metavar="FOLDER",
+            help="Show the examples of --kb as a KV prefix (racc): a folder written by `bottega"
+            " compress train`. The bundled apprentice has its own.",
+        ),
+    ] = None
+    store: Annotated[
+        Path | None,
+        Option(
+            metavar="FOLDER",
+            help="Read the examples of --kb from a store of `bottega compress build` (racc)."
+            " Default: compress on demand.",
+        ),
+    ] = None
 
     @property
     def compresses(self) -> bool:
@@ -101,13 +93,14 @@ class SearchChoice:
 
     def check(self, has_knowledge: bool) -> None:
         """Raise `SettingError` for options that exclude or need each other."""
-        limits = {"calls": self.calls, "tokens": self.tokens, "seconds": self.seconds}
+        seconds = self.search_seconds
+        limits = {"calls": self.search_calls, "tokens": self.search_tokens, "seconds": seconds}
         given = next((name for name, value in limits.items() if value is not None), None)
         if self.search == "none" and given:
             raise SettingError(f"--search-{given} needs a search", hint="add --search rcts")
-        if self.seconds is not None and not self.seconds > 0:
+        if seconds is not None and not seconds > 0:
             raise SettingError(
-                f"--search-seconds must be above 0, got {self.seconds:g}",
+                f"--search-seconds must be above 0, got {seconds:g}",
                 hint=f"set e.g. --search-seconds {SECONDS:g}",
             )
         if self.search != "none" and self.compresses:
@@ -156,13 +149,13 @@ class SearchChoice:
             with waiting("answering"):
                 yield
             return
-        calls = CallCounter(self._limits(generator).max_calls)
-        with use_tracer(calls), progress("searching", None, calls=calls):
+        with progress("searching", None, most_calls=self._limits(generator).max_calls):
             yield
 
     def _limits(self, generator: Generator) -> SearchLimits:
-        seconds = self.seconds or SECONDS
-        return SearchLimits(self.calls, self.tokens, seconds, brief=turns_only(generator))
+        calls, tokens = self.search_calls, self.search_tokens
+        seconds = self.search_seconds or SECONDS
+        return SearchLimits(calls, tokens, seconds, brief=turns_only(generator))
 
 
 def _note_fallback(error: SearchError) -> None:

@@ -5,90 +5,31 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import orjson
 import typer
 
-from bottega import naming
 from bottega._util.executor import Executor
-from bottega._util.identity import Exclude
 from bottega._util.locations import StoreLocation
 from bottega._util.postgres import is_postgres_url
 from bottega._util.ray_executor import RayExecutor, check_address
-from bottega.bundled.photo_model import PHOTOS
-from bottega.cli.output import note, waiting
-from bottega.errors import (
-    DISTRIBUTION,
-    EmbeddingError,
-    NotFoundError,
-    SettingError,
-    StoreBusyError,
-    StoreError,
-)
-from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.benchmarks.source import read_options
-from bottega.evaluation.methods.retrieval import (
-    EXCLUDE,
-    CachingEmbedder,
-    CachingTokenEmbedder,
-    bundled_token_embedder,
-)
-from bottega.evaluation.methods.specifications import METHODS
+from bottega.cli.output import waiting
+from bottega.cli.shown_progress import TERMINAL
+from bottega.errors import NotFoundError, SettingError, StoreBusyError, StoreError
+from bottega.evaluation.methods import retrieval
+from bottega.evaluation.methods.retrieval import OpenEmbedder
 from bottega.evaluation.runs.run_store import FILE, is_run_file, open_run_traces
-from bottega.generation import TransformersGenerator
-from bottega.image import Image
-from bottega.knowledge import FlmrEmbedder
-from bottega.knowledge.embedders import names
 from bottega.knowledge.embedders.embedding_workers import WorkerEmbedders
-from bottega.knowledge.embedders.flmr import INSTRUCTION
-from bottega.knowledge.embedders.names import BUNDLED
-from bottega.knowledge.index.vector_index import VectorMetric
-from bottega.parsing import SynonymParser
-from bottega.prompting import AppendixAPrompter, InterleavedPrompter, ReasoningPrompter
-from bottega.protocols import (
-    Embedder,
-    Generator,
-    MultiVectorEmbedder,
-    Prompter,
-    Recorder,
-    turns_only,
-)
-from bottega.recipes.cache_retrieval import (
-    GROUPED,
-    RETRIEVE,
-    TEXT_ONLY,
-    WITHOUT_METRIC,
-    WITHOUT_TEXT,
-    CacheRetrieval,
-    DraftModel,
-)
+from bottega.protocols import Recorder
 from bottega.recording import PriceTable, TokenPrice, TraceStore
-from bottega.retrieval import TfidfKeywordExtractor
 
 NO_TRACES = "none"
 LOCAL = "local"  # --on
-REASONED, REASONING_TOKENS = "reasoned", 512  # a value of --prompt, and its --max-tokens
-FLMR = "flmr:"
-FLMR_OPTIONS: dict[str, int | str] = {"query_tokens": 32, "choices": "no"}
 
-
-def open_prompt(name: str) -> Prompter | None:
-    """Return the prompter; None for `auto`, where the recipe selects it by model."""
-    prompts: dict[str, Prompter | None] = {
-        "auto": None,
-        "paper": AppendixAPrompter(),
-        "interleaved": InterleavedPrompter(),
-        REASONED: ReasoningPrompter(),
-    }
-    if name not in prompts:
-        hint = f"{naming.suggestion(name, prompts)}use auto, paper, interleaved or reasoned"
-        raise SettingError(f"prompt is unknown, got {name!r}", hint=hint)
-    return prompts[name]
+open_embedder = partial(retrieval.open_embedder, display=TERMINAL)
 
 
 def check_executor(on: str, workers: int | None) -> None:
@@ -115,48 +56,6 @@ def open_executor(on: str, workers: int | None) -> Iterator[Executor | None]:
         yield executor
 
 
-def check_prompt(name: str, generator: Generator) -> None:
-    """Raise `SettingError` for a prompt that the model was not trained to read."""
-    if name in ("paper", REASONED) and turns_only(generator):
-        raise SettingError(
-            f"{generator.name} reads brief turns only, got --prompt {name}",
-            hint="remove --prompt",
-        )
-
-
-def local_model(spec: str, trust_remote_code: bool = False) -> TransformersGenerator:
-    """Return a model that runs in this process, not loaded yet. Raises `SettingError`."""
-    generator = naming.ModelSpec(spec, trust_remote_code=trust_remote_code).open()
-    if not isinstance(generator, TransformersGenerator):
-        raise SettingError(
-            f"a compressor needs the hidden states of a local model, got {spec}",
-            hint="use bundled, a folder, or a Hugging Face id",
-        )
-    return generator
-
-
-def explain_embedder(default: str, images: Sequence[Image], command: str) -> None:
-    """Note why these images have this embedder, and the command that sets another one."""
-    if default == PHOTOS:
-        note(f"embedder photos: the images look like photographs; to change it: {command} NAME")
-    elif not naming.has_photos() and naming.are_photographs(images):
-        note(
-            "the images look like photographs, which need another embedder: install"
-            f" {DISTRIBUTION}[{PHOTOS}], then run {command} photos"
-        )
-    else:
-        note(
-            "embedder bundled: the images do not look like photographs; if they are photographs:"
-            f" {command} photos"
-        )
-
-
-OpenEmbedder = Callable[[str], Embedder]
-# Hints name both: most commands have options, compress train has the settings of a file.
-SET_EMBED = "set the embedder (embed or --embed) to"
-SET_RETRIEVE = "set the retrieval method (retrieve or --retrieve) to"
-
-
 @contextmanager
 def embedder_opener(on: str, workers: int | None) -> Iterator[OpenEmbedder]:
     """Yield the function that opens embedders: in this process, or in the workers of --on."""
@@ -166,175 +65,6 @@ def embedder_opener(on: str, workers: int | None) -> Iterator[OpenEmbedder]:
             return
         with closing(WorkerEmbedders(executor)) as embedders:
             yield partial(open_embedder, load=embedders.open)
-
-
-def open_embedder(spec: str, load: OpenEmbedder = names.open_embedder) -> Embedder:
-    """Return the embedder of a name. Raises `SettingError`, and `EmbeddingError` with a hint."""
-    naming.check_embedder(spec)
-    try:
-        with waiting(f"loading the embedder {spec}"):
-            return load(spec)
-    except EmbeddingError as error:
-        raise EmbeddingError(
-            str(error),
-            hint=f"{SET_EMBED} photos, bundled, pixels, words, minilm, dual, or a"
-            " sentence-transformers folder or id (needs a network once)",
-        ) from error
-
-
-def check_retrieve(name: str, embed: str = BUNDLED) -> None:
-    if name not in RETRIEVE:
-        hint = f"{naming.suggestion(name, RETRIEVE)}use {', '.join(RETRIEVE)}"
-        raise SettingError(f"retrieval method is unknown, got {name!r}", hint=hint)
-    if name == "hybrid" and embed != BUNDLED and not embed.startswith(FLMR):
-        raise SettingError(
-            f"hybrid needs token vectors of the bundled model or PreFLMR, got {embed}",
-            hint=f"{SET_EMBED} bundled or flmr:FOLDER, or {SET_RETRIEVE} dual",
-        )
-    if name != "hybrid" and embed.startswith(FLMR):
-        raise SettingError(
-            f"{embed} computes several vectors per question, which {name} does not support",
-            hint=f"{SET_RETRIEVE} hybrid",
-        )
-
-
-def check_retrieval_options(
-    retrieve: Collection[str], *, embed_text: str | None, metric: VectorMetric, groups: int | None
-) -> None:
-    """Raise `SettingError` for an option that none of the retrieval methods uses."""
-    if embed_text is not None:
-        naming.check_text_embedder(embed_text)
-    chosen = " and ".join(retrieve)
-    unused = (
-        ("--embed-text", embed_text is not None, WITHOUT_TEXT, "dual"),
-        ("--metric l2", metric == "l2", WITHOUT_METRIC, "dual"),
-        ("--groups", groups is not None, set(RETRIEVE) - set(GROUPED), "hashtag"),
-    )
-    for option, given, without, other in unused:
-        if given and set(retrieve) <= set(without):
-            raise SettingError(
-                f"{option} has no effect on --retrieve {chosen}",
-                hint=f"remove it, or set --retrieve {other}",
-            )
-
-
-def check_rerank(rerank: str, methods: Collection[str]) -> None:
-    """Raise `SettingError` for a re-ranker that none of the methods uses."""
-    shown = [name for name in methods if METHODS[name].shows_demonstrations]
-    if rerank != "none" and methods and not shown:
-        raise SettingError(
-            f"--rerank {rerank} has no effect on --methods {','.join(methods)}",
-            hint="remove it, or add visual-rag",
-        )
-
-
-def open_tokens(embed: str) -> MultiVectorEmbedder | None:
-    """Return a PreFLMR embedder, with document images as in RCTS; None for the bundled one.
-
-    Options follow the checkpoint: `flmr:DIR,query_tokens=512,choices=yes,instruction=Question:`.
-    The instruction comes last, so it may contain commas. Raises `SettingError`.
-    """
-    if not embed.startswith(FLMR):
-        return None
-    spec, given, instruction = embed.removeprefix(FLMR).partition(",instruction=")
-    name, comma, options = spec.partition(",")
-    chosen = read_options("flmr", options if comma else None, FLMR_OPTIONS)
-    if chosen.get("choices", "no") not in ("yes", "no"):
-        raise SettingError(f"choices is unknown, got {chosen['choices']!r}", hint="use yes or no")
-    if not naming.is_folder_or_hub_id(name):
-        raise SettingError(
-            f"PreFLMR checkpoint is unknown, got {name!r}",
-            hint="use --embed flmr:FOLDER or flmr:OWNER/NAME",
-        )
-    with waiting(f"loading the embedder {embed}"):
-        return FlmrEmbedder(
-            name,
-            document_images=True,
-            instruction=instruction if given else INSTRUCTION,
-            query_tokens=int(chosen["query_tokens"]) if "query_tokens" in chosen else None,
-            choices=chosen.get("choices") == "yes",
-            threads=os.cpu_count(),
-        )
-
-
-def open_retrieval(
-    retrieve: str,
-    embed: str,
-    embed_text: str | None = None,
-    *,
-    questions: Iterable[str] = (),
-    draft: DraftModel | None = None,
-    groups: int | None = None,
-    exclude: Exclude = EXCLUDE,
-    seed: int = 0,
-    progress: Callable[[int], None] | None = None,
-) -> CacheRetrieval:
-    """Return the retrieval method of a name; each query of a run is embedded once.
-
-    `embed` embeds images, and also text for `text` if it reads text only. `embed_text` defaults to
-    the text part of `embed` if that ends in `:average` or `:raw-average`, else to words.
-    `questions` give the document frequencies of keywords; if all are equal, hashtags group images.
-    `progress` receives the number of examples that `hybrid` embedded.
-    """
-    check_retrieve(retrieve, embed)
-    name = next(one for one in RETRIEVE if one == retrieve)
-    questions = list(questions)
-    model, averages = names.average_parts(embed)
-    image = text = average = tokens = None
-    if name not in TEXT_ONLY:
-        image = CachingEmbedder(open_embedder(f"{model}:image" if averages else embed))
-    if name == "text" and names.reads_text_only(embed):
-        text = CachingEmbedder(open_embedder(embed_text or embed))
-    elif name != "image":
-        default = f"{model}:text" if averages and name not in TEXT_ONLY[1:] else "words"
-        text = CachingEmbedder(open_embedder(embed_text or default))
-    if averages and name not in ("image", *TEXT_ONLY):
-        average = CachingEmbedder(open_embedder(embed))
-    elif averages and name == "image":
-        image = CachingEmbedder(open_embedder(embed))
-    if name == "hybrid":
-        tokens = CachingTokenEmbedder(open_tokens(embed) or bundled_token_embedder(), progress)
-    return CacheRetrieval(
-        name,
-        image=image,
-        text=text,
-        average=average,
-        tokens=tokens,
-        draft=draft,
-        extract=TfidfKeywordExtractor(questions, longest=1),
-        groups=groups,
-        group_images=len(set(questions)) == 1,
-        exclude=exclude,
-        seed=seed,
-    )
-
-
-def with_synonyms(data: Benchmark, file: Path | None) -> Benchmark:
-    """Return the benchmark with a parser that accepts other names of labels. `file` is a JSON
-    object with the names of each label. Raises `SettingError`."""
-    if file is None:
-        return data
-    try:
-        names = orjson.loads(file.read_bytes())
-        if not all(isinstance(one, str) for some in names.values() for one in some):
-            raise ValueError
-    except OSError as error:
-        raise SettingError(
-            f"{file} cannot be read: {error.strerror}", hint="check the path"
-        ) from error
-    except (AttributeError, TypeError, ValueError) as error:
-        raise SettingError(
-            f"{file} is not a JSON object of lists of names",
-            hint='write e.g. {"cat": ["tabby", "Persian cat"], "dog": ["pug"]}',
-        ) from error
-    if unknown := [label for label in names if label not in data.labels]:
-        raise SettingError(
-            f"{file} has names of {unknown[0]!r}, which is not a label of {data.name}",
-            hint=f"use its labels: {', '.join(data.labels[:20])}"
-            if data.labels
-            else "remove --synonyms: the answers are free text",
-        )
-    return replace(data, parse=SynonymParser(names, multi_label=data.multi_label))
 
 
 def traces_location(given: StoreLocation | None) -> StoreLocation:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 from typer import Argument, Exit, Option
 
-from bottega._util.progress import plural
-from bottega.cli.components import LOCAL, check_executor, local_model, open_executor
-from bottega.cli.compressor_plan import load_plan
+from bottega._util.progress import ReportStep, plural
+from bottega.cli.components import LOCAL, check_executor, open_executor
 from bottega.cli.help import HelpCommand, command_group
-from bottega.cli.knowledge_files import check_filled, open_rows
 from bottega.cli.options import (
     CompressorFolder,
     Json,
@@ -23,11 +24,13 @@ from bottega.cli.options import (
     TrustRemoteCode,
     WorkerCount,
 )
-from bottega.cli.output import note, noting_interruption, print_json, say
-from bottega.cli.shown_progress import ProgressStatus, ReportStep, progress
+from bottega.cli.output import note, noting_interruption, print_json, say, waiting
+from bottega.cli.shown_progress import TERMINAL, ProgressStatus, progress
 from bottega.evaluation.benchmark import is_passage
+from bottega.evaluation.compressor_plan import load_plan
+from bottega.evaluation.knowledge_rows import check_filled, open_rows
 from bottega.knowledge.embedders.names import BUNDLED
-from bottega.naming import check_torch
+from bottega.naming import check_torch, local_model
 from bottega.recipes.racc import bundled_compressor_for, check_compressor_files
 from bottega.types import Example
 
@@ -73,15 +76,21 @@ def train(
     """Train a compressor for a frozen model. After Ctrl-C, the same command resumes."""
     options = {"model": model, "hyper": hyper, "out": None if out is None else str(out)}
     plan = load_plan(config, changes or (), options)
-    from bottega.cli.compressor_training import print_data, train_compressor
+    from bottega.evaluation.compressor_training import describe_training, train_compressor
 
     if dry_run:
-        print_data(plan)
+        say("\n".join(describe_training(plan, TERMINAL)))
         return
     settings = plan.settings
     resume = f"{settings.out} keeps the last checkpoint, if any; repeat the command to resume"
     with noting_interruption(lambda: resume):
-        finished = train_compressor(plan, trust_remote_code=trust_remote_code)
+        finished = train_compressor(
+            plan,
+            trust_remote_code=trust_remote_code,
+            display=TERMINAL,
+            describe=say,
+            interruption=_interruption,
+        )
     if not finished:
         note("stopped; repeat the command to resume")
         raise Exit(130)
@@ -131,8 +140,8 @@ def build(
     interruption or changes, the same command compresses the rest."""
     check_torch()
     check_executor(on, workers)
-    from bottega.cli.store_building import CompressorFactory, StoreBuilder, open_store
     from bottega.compression import load
+    from bottega.recipes.racc_store import CompressorFactory, StoreBuilder, open_store
 
     folder = compressor or bundled_compressor_for(local_model(model))
     check_compressor_files(folder, None)
@@ -146,7 +155,7 @@ def build(
         if not count:
             note(NO_PASSAGES)
         return
-    factory = CompressorFactory(folder, model, trust_remote_code)
+    factory = CompressorFactory(folder, partial(local_model, model, trust_remote_code), waiting)
     with open_rows(file, namespace) as knowledge:
         check_filled(knowledge, file, namespace)
         status = ProgressStatus(len(knowledge))
@@ -185,3 +194,21 @@ def _chosen(
             yield str(example.id), example
         else:
             step(1)
+
+
+@contextmanager
+def _interruption() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether Ctrl-C was pressed, so the current step can finish. The
+    second Ctrl-C ends the process at once."""
+    interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        signal.signal(signal.SIGINT, previous)
+
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield lambda: interrupted
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -16,14 +16,15 @@ from bottega._util.locations import StoreLocation
 from bottega._util.progress import plural
 from bottega.bundled.efficientnet import weights_installed
 from bottega.bundled.photo_model import PHOTOS
-from bottega.cli.components import open_prices
-from bottega.cli.evaluation_run import check_output, run_methods
+from bottega.cli.components import open_prices, open_recorder
 from bottega.cli.options import Json, Seed, TraceFile
-from bottega.cli.output import note, print_json, say, warn
+from bottega.cli.output import check_output, note, print_json, say, warn
+from bottega.cli.shown_progress import TERMINAL
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmarks.built_in import LICENCES
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.config import RunConfig
+from bottega.evaluation.method_comparison import run_methods
 from bottega.evaluation.methods.planning import max_demonstrations
 from bottega.evaluation.report.explanation import DemoPart, render_demo
 from bottega.evaluation.runs.paired import PairedDifference, ScoredRun, paired_differences
@@ -126,7 +127,9 @@ def _run(dataset: DemoDataset, seed: int, traces: StoreLocation | None) -> DemoP
     recorder = DemonstrationRecorder("visual-rag", max(n for n in shots if n <= 5))
     runs: list[ScoredRun] = []
     state = RunState(recorder)
-    run_methods(data, settings, config, runs, state=state, traces=traces, report=_silent)
+    display = replace(TERMINAL, note=lambda text: None)  # the summary has the results
+    with open_recorder(traces) as record:
+        run_methods(data, settings, config, runs, state=state, record=record, display=display)
     rows = next(scored for r, scored in runs if (r.method, r.shots) == recorder.key)
     compared = max(n for n in shots if n <= COMPARED)
     return DemoPart(
@@ -144,10 +147,6 @@ def _run(dataset: DemoDataset, seed: int, traces: StoreLocation | None) -> DemoP
         },
         note=BUNDLED_NOTE,
     )
-
-
-def _silent(_: str) -> None:
-    """Print nothing per method: the summary has the results."""
 
 
 def _print_summary(dataset: DemoDataset, part: DemoPart) -> None:

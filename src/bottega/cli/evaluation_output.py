@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bottega import __version__
 from bottega._util.progress import plural
 from bottega.cli.output import note, print_table, say, to_json
-from bottega.evaluation.benchmark import Benchmark, fingerprint, is_passage
-from bottega.evaluation.methods.prompts import PROMPT, Description, description_text
+from bottega.evaluation.benchmark import Benchmark, is_passage
+from bottega.evaluation.method_comparison import MethodComparison
+from bottega.evaluation.methods.prompts import (
+    NONE,
+    PROMPT,
+    RATIONALES,
+    Description,
+    description_text,
+)
 from bottega.evaluation.methods.retrieval import EXCLUDE, EXCLUSION_RULE
 from bottega.evaluation.methods.specifications import METHODS
-from bottega.evaluation.outcomes import MethodKey, method_title
-from bottega.evaluation.runs.paired import PairedDifference, ScoredRun, paired_differences
-from bottega.evaluation.runs.run_store import RunStore
-from bottega.evaluation.runs.runner import AnswerStore, MethodResult
+from bottega.evaluation.outcomes import method_title
+from bottega.evaluation.runs.paired import PairedDifference
+from bottega.evaluation.runs.run_store import Failure
+from bottega.evaluation.runs.runner import MethodResult
 from bottega.recipes.cache_retrieval import WITHOUT_TEXT
 
 COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")
@@ -100,37 +106,13 @@ def is_logistic_better(differences: Sequence[PairedDifference]) -> bool:
     return bool(found) and all(found)
 
 
-@contextmanager
-def answer_store(
-    out: Path | None, record: Mapping[str, object], data: Benchmark, keys: Sequence[MethodKey]
-) -> Iterator[AnswerStore]:
-    """Yield the store of a run in the folder `out`, else one in memory. `keys` are the methods to
-    evaluate."""
-    if out is None:
-        yield AnswerStore()
-        return
-    metrics = [metric.name for metric in data.metrics]
-    settings = {**record, "metrics": metrics, "data": fingerprint(data)}
-    with closing(RunStore.open(out, settings, data.items)) as store:
-        if changed := store.score_again(data.metrics, data.items):
-            note(f"{plural(changed, 'stored answer')} scored again: the metric has changed")
-        if count := sum(len(store.answered(key, data.items)) for key in keys):
-            note(
-                f"{plural(count, 'stored answer')} in {out} {'is' if count == 1 else 'are'} reused"
-            )
-        yield store
-
-
-def report_results(
-    data: Benchmark,
-    record: Mapping[str, object],
-    shown: Mapping[str, Description],
-    runs: Sequence[ScoredRun],
-    file: Path | None,
-) -> None:
-    """Print the results of completed methods, and write them to `file` as JSON. `shown` describes
-    the methods."""
-    results, differences = [result for result, _ in runs], paired_differences(runs)
+def report_comparison(comparison: MethodComparison, file: Path | None, out: Path | None) -> None:
+    """Print the results of completed methods and the failed items of a stored run; write the
+    results to `file` as JSON."""
+    data, results, differences = comparison.data, comparison.results, comparison.differences
+    shown = comparison.descriptions
+    explained = [name for name, what in shown.items() if what[RATIONALES] != NONE]
+    record = {**comparison.record, "explained": explained}
     if results:
         say(f"model {record['model']}; examples retrieved by {_retrieval(record)}")
         if any(len(what) > 1 for what in shown.values()):  # more than the rationales
@@ -148,6 +130,9 @@ def report_results(
             "bottega": __version__,
         }
         file.write_bytes(to_json({**head, "results": results, "paired": differences}))
+    _note_rationales(explained, results)
+    _note_prompts(shown, results)
+    _report_failures(comparison.failures, out)
 
 
 def _retrieval(record: Mapping[str, object]) -> str:
@@ -166,9 +151,9 @@ def _retrieval(record: Mapping[str, object]) -> str:
     return ", ".join([f"{name} ({' and '.join(embedders)})" if embedders else str(name), *more])
 
 
-def note_rationales(with_rationales: Sequence[str], runs: Sequence[ScoredRun]) -> None:
+def _note_rationales(with_rationales: Sequence[str], results: Sequence[MethodResult]) -> None:
     """Note that some methods show rationales and others do not."""
-    shown = dict.fromkeys(result.method for result, _ in runs if result.shots)
+    shown = dict.fromkeys(result.method for result in results if result.shots)
     others = [name for name in shown if name not in with_rationales and METHODS[name].uses_model]
     explaining = [name for name in shown if name in with_rationales]
     if explaining and others:
@@ -179,9 +164,9 @@ def note_rationales(with_rationales: Sequence[str], runs: Sequence[ScoredRun]) -
         )
 
 
-def note_prompts(shown: Mapping[str, Description], runs: Sequence[ScoredRun]) -> None:
+def _note_prompts(shown: Mapping[str, Description], results: Sequence[MethodResult]) -> None:
     """Note that some methods ask for reasons and others do not."""
-    ran = dict.fromkeys(result.method for result, _ in runs if METHODS[result.method].uses_model)
+    ran = dict.fromkeys(result.method for result in results if METHODS[result.method].uses_model)
     reasoned = [name for name in ran if PROMPT in shown.get(name, {})]
     others = [name for name in ran if name not in reasoned]
     if reasoned and others:
@@ -192,16 +177,15 @@ def note_prompts(shown: Mapping[str, Description], runs: Sequence[ScoredRun]) ->
         )
 
 
-def stored_text(store: AnswerStore | None, out: Path | None) -> str:
+def stored_text(stored: int | None, out: Path | None) -> str:
     """Return what an interrupted run keeps, and how to resume it."""
-    if not isinstance(store, RunStore):
+    if stored is None:
         return "the answers of unfinished methods are lost; --out FOLDER stores each answer"
-    return f"{plural(store.count(), 'answer')} in {out}; repeat the command to resume"
+    return f"{plural(stored, 'answer')} in {out}; repeat the command to resume"
 
 
-def report_failures(store: AnswerStore, out: Path | None) -> None:
+def _report_failures(failures: Sequence[Failure], out: Path | None) -> None:
     """Print the first failed items of a stored run."""
-    failures = store.failures() if isinstance(store, RunStore) else []
     for one in failures[:SHOWN_FAILURES]:
         say(f"failed: {method_title(one.method, one.shots)}, item {one.index}: {one.error}")
     if len(failures) > SHOWN_FAILURES:

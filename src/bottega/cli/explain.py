@@ -15,10 +15,10 @@ from bottega._util.locations import StoreLocation
 from bottega._util.progress import plural
 from bottega.cli.components import stored_traces
 from bottega.cli.inspection import print_trace
-from bottega.cli.knowledge_files import check_filled, open_rows
 from bottega.cli.options import Json, Namespace, RecordedTraces, knowledge_option
 from bottega.cli.output import console, note, print_json, say, shown
 from bottega.errors import SettingError
+from bottega.evaluation.knowledge_rows import check_filled, open_rows
 from bottega.evaluation.report.explanation import (
     ENDED,
     format_value,

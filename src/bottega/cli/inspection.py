@@ -17,16 +17,10 @@ from bottega._util.progress import plural
 from bottega.bundled import bundled_folder
 from bottega.bundled.photo_model import NETWORKS
 from bottega.cli.components import stored_traces, traces_option
-from bottega.cli.knowledge_files import none_here, open_rows, option_for, others
-from bottega.cli.options import (
-    Json,
-    KnowledgeFile,
-    Namespace,
-    RecordedTraces,
-    since_option,
-)
+from bottega.cli.options import Json, KnowledgeFile, Namespace, RecordedTraces, since_option
 from bottega.cli.output import clock, note, print_json, print_table, say
 from bottega.errors import NotFoundError, SettingError
+from bottega.evaluation.knowledge_rows import none_here, open_rows, option_for, others
 from bottega.generation import OpenAIGenerator
 from bottega.knowledge import And, Contains, Eq, Filter, Range
 from bottega.knowledge.embedders.names import note_of, packaged_name

@@ -11,20 +11,9 @@ from typer import Argument, Exit, Option
 
 from bottega._util.locations import StoreLocation
 from bottega._util.progress import plural
-from bottega.cli.components import LOCAL, check_executor, embedder_opener, explain_embedder
+from bottega.cli.components import LOCAL, check_executor, embedder_opener
 from bottega.cli.example_source import ExampleSource, open_passages, open_source
-from bottega.cli.knowledge_files import (
-    counted,
-    embedder_spec,
-    note_embedder,
-    open_rows,
-    open_to_add,
-    open_to_repair,
-    option_for,
-    others,
-    to_reindex,
-    whole_name,
-)
+from bottega.cli.knowledge_files import note_embedder, open_to_add, open_to_repair, to_reindex
 from bottega.cli.options import Embed, Json, KnowledgeFile, Namespace, On, WorkerCount
 from bottega.cli.output import (
     SkippedExamples,
@@ -37,13 +26,21 @@ from bottega.cli.output import (
 )
 from bottega.cli.shown_progress import ProgressStatus, progress
 from bottega.errors import LoadError, SettingError
+from bottega.evaluation.knowledge_rows import (
+    counted,
+    embedder_spec,
+    open_rows,
+    option_for,
+    others,
+    whole_name,
+)
 from bottega.knowledge import AddResult, KnowledgeBase
 from bottega.knowledge.batch import is_sound
 from bottega.knowledge.embedders.names import packaged_name, reads_text_only
 from bottega.knowledge.loaders.folders import faint_images, similar_labels
 from bottega.knowledge.records import DEFAULT
 from bottega.knowledge.transfer import count_exported
-from bottega.naming import SAMPLED, default_embedder
+from bottega.naming import SAMPLED, default_embedder, embedder_note
 from bottega.recording import ABSTENTION
 from bottega.types import Example
 
@@ -115,7 +112,7 @@ def add(
     text = _added_text(added, skipped, whole_name(file, namespace), total, embedders)
     print_result(json, {**counts, "skipped": skipped.reasons}, text)
     if has_default:
-        explain_embedder(default, images, f"bottega reindex {file} --embed")
+        note(embedder_note(default, images, f"bottega reindex {file} --embed"))
 
 
 def _first_sound(found: ExampleSource, source: str, skipped: SkippedExamples) -> Sequence[Example]:

@@ -3,72 +3,22 @@
 from __future__ import annotations
 
 import os
-import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from bottega._util.locations import StoreLocation
-from bottega._util.progress import plural
-from bottega.cli.components import OpenEmbedder, open_embedder
-from bottega.errors import EmbedderMismatchError, EmptyKnowledgeBaseError, SettingError, StoreError
-from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE
+from bottega.cli.components import open_embedder
+from bottega.errors import EmbedderMismatchError, StoreError
+from bottega.evaluation.knowledge_rows import check_filled, chosen, embedder_spec, open_rows
+from bottega.evaluation.methods.retrieval import OpenEmbedder
 from bottega.image import path_text
 from bottega.knowledge import KnowledgeBase, View
 from bottega.knowledge.embedders.names import BUNDLED, NOTE, note_of, packaged_name
 from bottega.knowledge.records import DEFAULT, StoredView, check_name
-from bottega.knowledge.tuned_settings import tuned_settings
 
-MAX_NAMED = 5
 VECTORS = "BOTTEGA_VECTORS"  # URL of a Milvus server, which may contain a password
-
-
-def whole_name(file: StoreLocation, namespace: str) -> str:
-    return f"{file}, namespace {namespace!r}," if namespace else str(file)
-
-
-def others(knowledge: KnowledgeBase, namespace: str) -> dict[str, int]:
-    """Return the number of examples in each other namespace."""
-    counts = knowledge.namespaces()
-    return {name: count for name, count in counts.items() if name != namespace}
-
-
-def counted(namespaces: Mapping[str, int]) -> str:
-    """Return text such as `12 in 'team-a', 3 in 'team-b'`; a long list is truncated."""
-    shown = [f"{count} in {name!r}" for name, count in namespaces.items()]
-    more = len(shown) - MAX_NAMED
-    return ", ".join(
-        [*shown[:MAX_NAMED], *([f"and {plural(more, 'more namespace')}"] if more > 0 else [])]
-    )
-
-
-def option_for(namespaces: Mapping[str, int]) -> str:
-    """Return the option that selects one of the namespaces, in shell syntax."""
-    return f"--namespace {shlex.quote(next(iter(namespaces))) if len(namespaces) == 1 else 'NAME'}"
-
-
-def none_here(namespace: str, elsewhere: Mapping[str, int]) -> str:
-    return f"no examples in namespace {namespace!r}; there are {counted(elsewhere)}"
-
-
-def check_filled(knowledge: KnowledgeBase, file: StoreLocation, namespace: str) -> None:
-    """Raise `EmptyKnowledgeBaseError` with the namespaces that hold examples."""
-    if len(knowledge):
-        return
-    if elsewhere := others(knowledge, namespace):
-        raise EmptyKnowledgeBaseError(
-            none_here(namespace, elsewhere), hint=f"add {option_for(elsewhere)}"
-        )
-    raise EmptyKnowledgeBaseError(f"{file} is empty", hint=f"run bottega add {file} FOLDER")
-
-
-def open_rows(file: StoreLocation, namespace: str = "") -> KnowledgeBase:
-    """Open a knowledge base for reading and deleting rows, without an embedder."""
-    if not file.exists():
-        hint = f"run bottega add {file} FOLDER"
-        raise StoreError(f"knowledge base {file} does not exist", hint=hint)
-    return KnowledgeBase.open(file.target, embed=None, create=False, namespace=namespace)
 
 
 def open_to_search(
@@ -84,32 +34,6 @@ def open_to_search(
         views = _opened({view.name: spec})
         vectors = os.environ.get(VECTORS) if file.file is None else None
         return KnowledgeBase.open(file.target, views, namespace=namespace, vectors=vectors)
-
-
-def _name_in_warnings(file: StoreLocation) -> None:
-    """Show the knowledge base instead of the placeholder in warnings of the bundled model."""
-    show = warnings.showwarning
-
-    def named(message: Warning | str, *details: Any, **options: Any) -> None:
-        show(str(message).replace("K.db", str(file)), *details, **options)
-
-    warnings.showwarning = named
-
-
-def evaluation_defaults(spec: str) -> tuple[str | None, str | None, str | None]:
-    """Return the embedder, shots and order stored in the knowledge base of `knowledge-base:FILE`,
-    each None if not stored. All are None for other benchmarks."""
-    kind, _, location = spec.partition(":")
-    if kind != KNOWLEDGE_BASE or not location:
-        return None, None, None
-    file = StoreLocation.from_argument(location)
-    with open_rows(file) as rows:
-        check_filled(rows, file, "")
-        view = chosen(rows.views(), None, file)
-        tuned = tuned_settings(rows)
-        if tuned is None or tuned.embedder != view.fingerprint:
-            return embedder_spec(rows, view), None, None
-        return embedder_spec(rows, view), str(tuned.shots), tuned.order
 
 
 def open_to_add(
@@ -169,6 +93,16 @@ def _make_folder(location: StoreLocation) -> None:
         ) from error
 
 
+def _name_in_warnings(file: StoreLocation) -> None:
+    """Show the knowledge base instead of the placeholder in warnings of the bundled model."""
+    show = warnings.showwarning
+
+    def named(message: Warning | str, *details: Any, **options: Any) -> None:
+        show(str(message).replace("K.db", str(file)), *details, **options)
+
+    warnings.showwarning = named
+
+
 @contextmanager
 def _mismatch_hint(file: StoreLocation, embed: str | None) -> Iterator[None]:
     try:
@@ -190,32 +124,6 @@ def _mismatch_hint(file: StoreLocation, embed: str | None) -> Iterator[None]:
 
 def _opened(specs: Mapping[str, str], opener: OpenEmbedder = open_embedder) -> dict[str, View]:
     return {name: View(opener(spec)) for name, spec in specs.items()}
-
-
-def chosen(stored: Mapping[str, StoredView], by: str | None, file: StoreLocation) -> StoredView:
-    """Return the view `by`, else the only view, else `default`."""
-    if not stored:
-        raise StoreError(
-            f"the examples of {file} have no vectors", hint=f"run bottega verify {file} --repair"
-        )
-    names = ", ".join(stored)
-    if by is None and len(stored) > 1 and DEFAULT not in stored:
-        raise SettingError(f"{file} has several views: {names}", hint="choose one with --by")
-    if by is not None and by not in stored:
-        raise SettingError(f"{file} has no view {by!r}", hint=f"set --by to one of {names}")
-    return stored[by or (DEFAULT if DEFAULT in stored else next(iter(stored)))]
-
-
-def embedder_spec(knowledge: KnowledgeBase, view: StoredView) -> str:
-    """Return the --embed value of a view, by its fingerprint or by a note in the file."""
-    if (name := packaged_name(view.fingerprint)) is not None:
-        return name
-    if (noted := knowledge.note(note_of(view))) is not None:
-        return noted
-    raise StoreError(
-        f"the embedder {view.fingerprint!r} of the view {view.name!r} is unknown",
-        hint="set --embed if sentence-transformers can load it, or use Python",
-    )
 
 
 def _makers(

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, fields, is_dataclass
 from datetime import datetime
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from string import Template
+from typing import Annotated, Any, get_origin, get_type_hints
 
 from typer import Argument, Option
 
@@ -14,6 +19,84 @@ from bottega._util.postgres import is_postgres_url
 from bottega.errors import SettingError
 from bottega.evaluation.benchmarks.built_in import SYNTHETIC
 from bottega.evaluation.benchmarks.loading import PUBLISHED
+from bottega.evaluation.config import MODELS_HELP, ORDER_HELP, RunConfig
+
+Command = Callable[..., None]
+
+
+def field_option(kind: type, name: str) -> Any:
+    """Return the option that the metadata of a field describes (`search_config.option`)."""
+    (one,) = (one for one in fields(kind) if one.name == name)
+    settings = dict(one.metadata)
+    return Option(*settings.pop("flags", ()), **settings)
+
+
+def options_from_fields(**texts: str) -> Callable[[Command], Command]:
+    """Return a decorator for commands: each parameter whose type is a dataclass becomes the options
+    of its fields.
+
+    Fields are described by their metadata (`search_config.option`) or by an annotated type, as
+    parameters of commands are; others have no option. A `Sequence` is parsed from one text, and the
+    option of a `tuple` may be repeated. `texts` replace `$NAME` in help texts.
+    """
+
+    def decorate(function: Command) -> Command:
+        hints = get_type_hints(function, include_extras=True)
+        kinds = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+        parts = {name: _parameters(kind, texts) for name, kind in kinds.items()}
+        parameters: list[Parameter] = []
+        for one in signature(function).parameters.values():
+            own = one.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[one.name])
+            parameters += parts.get(one.name, [own])
+
+        @wraps(function)
+        def command(**given: Any) -> None:
+            built = {name: _built(kind, parts[name], given) for name, kind in kinds.items()}
+            function(**given, **built)
+
+        command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in parameters}
+        return command
+
+    return decorate
+
+
+def _parameters(kind: Any, texts: Mapping[str, str]) -> list[Parameter]:
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        _parameter(one, hints[one.name], texts)
+        for one in fields(kind)
+        if "help" in one.metadata or get_origin(hints[one.name]) is Annotated
+    ]
+
+
+def _parameter(one: Field[Any], hint: Any, texts: Mapping[str, str]) -> Parameter:
+    default = one.default
+    if get_origin(hint) is not Annotated:
+        settings = dict(one.metadata)
+        for name in {"help", "show_default"} & settings.keys():
+            settings[name] = Template(settings[name]).safe_substitute(texts)
+        if get_origin(hint) is tuple:
+            hint = list[str] | None
+        elif "parser" in settings:
+            hint = str | None
+        if isinstance(default, tuple):
+            default = ",".join(map(str, default)) or None
+        hint = Annotated[hint, Option(*settings.pop("flags", ()), **settings)]
+    return Parameter(one.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _built(kind: Any, parameters: Sequence[Parameter], given: dict[str, Any]) -> Any:
+    """Return an instance with the options that are set; remove all of them from `given`."""
+    values = {one.name: given.pop(one.name) for one in parameters}
+    return kind(
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+            if value is not None
+        }
+    )
+
 
 BenchmarkSpec = Annotated[
     str,
@@ -29,15 +112,8 @@ BenchmarkSpec = Annotated[
     ),
 ]
 Yes = Annotated[bool, Option("--yes", "-y", help="Skip the cost confirmation.")]
-ItemLimit = Annotated[int | None, Option(min=1, help="Maximum number of evaluated items.")]
-CompressorFolder = Annotated[
-    Path | None,
-    Option(
-        metavar="FOLDER",
-        help="Compressor of racc: a folder written by `bottega compress train`. The bundled "
-        "apprentice has its own.",
-    ),
-]
+ItemLimit = Annotated[int | None, field_option(RunConfig, "limit")]
+CompressorFolder = Annotated[Path | None, field_option(RunConfig, "compressor")]
 CONFIG = Path("bottega.toml")  # the gateway configuration of the current folder
 KnowledgeFile = Annotated[
     StoreLocation,
@@ -140,21 +216,6 @@ OnlyNamespace = Annotated[
 ]
 
 
-def parse_numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers of --shots. Raises `SettingError`."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise SettingError(
-            f"--shots must be a list of numbers, got {text!r}", hint="set e.g. --shots 5,10,20"
-        ) from error
-
-
-def parse_stop(texts: list[str] | None) -> tuple[str, ...]:
-    """Return the texts of --stop with line breaks and tabs in place of \\n and \\t."""
-    return tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in texts or ())
-
-
 def _file_name(path: Path | None) -> Path | None:
     """Return the value of --json. Raises `SettingError` for the next option."""
     if path is not None and str(path).startswith("-"):
@@ -169,28 +230,9 @@ JsonFile = Annotated[
     Option(metavar="FILE", callback=_file_name, help="Write the results to this JSON file."),
 ]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
-MODELS_HELP = (
-    "bundled (same as bundled:apprentice), bundled:photos, bundled:master or another of "
-    "`bottega models`, openai:NAME or openai-completions:NAME (plain text prompts; endpoint: "
-    "OPENAI_BASE_URL), or a Hugging Face id or folder."
-)
 Model = Annotated[str, Option(metavar="NAME", help=f"Model: {MODELS_HELP}")]
-TrustRemoteCode = Annotated[
-    bool,
-    Option(
-        "--trust-remote-code",
-        help="Run the Python code that a model's folder or repository contains.",
-    ),
-]
-DefaultModel = Annotated[
-    str | None,
-    Option(
-        metavar="NAME",
-        help=f"Model: {MODELS_HELP}",
-        show_default="bundled:photos or photos-lite2 with that embedder, simulated:codes for "
-        "codes, else bundled",
-    ),
-]
+TrustRemoteCode = Annotated[bool, field_option(RunConfig, "trust_remote_code")]
+DefaultModel = Annotated[str | None, field_option(RunConfig, "model")]
 Embed = Annotated[
     str | None,
     Option(
@@ -202,15 +244,7 @@ Embed = Annotated[
         "bundled).",
     ),
 ]
-PromptStyle = Annotated[
-    str,
-    Option(
-        metavar="NAME",
-        help="paper (Visual RAG, appendix A), interleaved (turns), reasoned (turns that ask for "
-        "reasons before the answer), or auto (by model; reasoned for rcts).",
-    ),
-]
-ORDER_HELP = "Demonstration order: nearest-last, nearest-first or shuffled."
+PromptStyle = Annotated[str, field_option(RunConfig, "prompt")]
 DefaultOrder = Annotated[
     str | None,
     Option(
@@ -219,21 +253,9 @@ DefaultOrder = Annotated[
         show_default="that of bottega tune, else nearest-last",
     ),
 ]
-Stop = Annotated[
-    list[str] | None,
-    Option(
-        metavar="TEXT",
-        help="End a reply before this text; may be repeated. \\n is a line break.",
-    ),
-]
-Seed = Annotated[int, Option(min=0, help="Seed of every random choice.")]
-Synonyms = Annotated[
-    Path | None,
-    Option(
-        metavar="FILE",
-        help='Accept other names of labels in replies: a JSON file such as {"cat": ["tabby"]}.',
-    ),
-]
+Stop = Annotated[list[str] | None, field_option(RunConfig, "stop")]
+Seed = Annotated[int, field_option(RunConfig, "seed")]
+Synonyms = Annotated[Path | None, field_option(RunConfig, "synonyms")]
 DryRun = Annotated[
     bool,
     Option(

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bottega.errors import BottegaError, NoticeError
+from bottega.errors import BottegaError, NoticeError, SettingError
 
 # Files and pipes have no width: rows are never folded.
 console = Console(width=None if sys.stdout.isatty() else 10_000, emoji=False)
@@ -25,6 +27,15 @@ notes = Console(stderr=True, emoji=False)  # keeps progress and warnings out of 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 # Warnings printed for each kind of error; the others are counted.
 SHOWN_SIMILAR = 3
+
+
+def check_output(path: Path | None) -> None:
+    """Raise `SettingError` if the file cannot be written. Call it before expensive work."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise SettingError(f"{path} is not writable", hint="set a file in an existing folder")
 
 
 def print_result(json: bool, document: object, text: str) -> None:

@@ -12,9 +12,8 @@ from typer import Option
 
 from bottega._util.event_loops import run_closing
 from bottega._util.executor import Actor, LocalExecutor
-from bottega._util.progress import plural
+from bottega._util.progress import ReportStep, plural
 from bottega.cli.components import LOCAL, check_executor, open_executor, open_prices
-from bottega.cli.knowledge_files import check_filled, open_rows
 from bottega.cli.options import (
     BudgetOption,
     DryRun,
@@ -36,8 +35,9 @@ from bottega.cli.output import (
     waiting,
     warn,
 )
-from bottega.cli.shown_progress import ReportStep, progress
+from bottega.cli.shown_progress import progress
 from bottega.errors import WorkerError
+from bottega.evaluation.knowledge_rows import check_filled, open_rows
 from bottega.evaluation.metrics.metric import mean
 from bottega.evaluation.outcomes import Budget, is_item_error
 from bottega.naming import ModelSpec

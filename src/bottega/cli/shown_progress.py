@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from rich.progress import (
     BarColumn,
@@ -20,17 +19,20 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from bottega._util.progress import plural
-from bottega._util.tracing import NO_HEADERS, NO_OP_SPAN, Attributes, ModelCall, NoOpSpan
-from bottega.cli.output import note, notes
+from bottega._util.progress import Display, plural
+from bottega._util.tracing import (
+    NO_HEADERS,
+    NO_OP_SPAN,
+    Attributes,
+    ModelCall,
+    NoOpSpan,
+    use_tracer,
+)
+from bottega.cli.output import note, notes, waiting, warn
 
 # Without a terminal, the first line appears after this time; each pause is twice as long as the
 # one before, up to the longest one. Logs of long runs stay short.
 FIRST_SECONDS, LONGEST_SECONDS = 5.0, 300.0
-
-
-class ReportStep(Protocol):
-    def __call__(self, steps: int, cost_usd: float = 0.0, /) -> None: ...
 
 
 class CallCounter:
@@ -108,24 +110,23 @@ def progress(
     total: int | ProgressStatus | None,
     *,
     counts_money: bool = False,
-    calls: CallCounter | None = None,
+    most_calls: int | None = None,
 ) -> Iterator[ProgressStatus]:
     """Show the progress of the status that is yielded, or of `total` if that is a status: the
-    elapsed time and an estimate of the time left."""
-    status = (
-        total
-        if isinstance(total, ProgressStatus)
-        else ProgressStatus(total, calls or CallCounter())
-    )
-    if notes.is_terminal:
-        with _bar(title, status, counts_money):
-            yield status
-        return
-    lines = ProgressLines(title, status)
-    try:
+    elapsed time and an estimate of the time left. With `most_calls`, completions count too."""
+    calls = CallCounter(most_calls or 0)
+    status = total if isinstance(total, ProgressStatus) else ProgressStatus(total, calls)
+    with ExitStack() as stack:
+        if most_calls is not None:
+            stack.enter_context(use_tracer(calls))
+        if notes.is_terminal:
+            stack.enter_context(_bar(title, status, counts_money))
+        else:
+            stack.callback(ProgressLines(title, status).close)
         yield status
-    finally:
-        lines.close()
+
+
+TERMINAL = Display(note, warn, waiting, progress)
 
 
 class StatusColumn(ProgressColumn):

@@ -10,22 +10,14 @@ from typer import Option
 
 from bottega._util.event_loops import run_closing
 from bottega._util.progress import plural
-from bottega.cli.answer import SHOTS
+from bottega.cli.answer import SHOTS, VISUAL_RAG
 from bottega.cli.components import open_embedder
-from bottega.cli.knowledge_files import (
-    counted,
-    note_embedder,
-    open_rows,
-    open_to_search,
-    others,
-    to_reindex,
-    whole_name,
-)
+from bottega.cli.knowledge_files import note_embedder, open_to_search, to_reindex
 from bottega.cli.options import DefaultModel, Json, KnowledgeFile, Namespace, Seed
 from bottega.cli.output import note, noting_interruption, print_json, print_table, say
 from bottega.cli.shown_progress import progress
-from bottega.cli.vector_answer import VISUAL_RAG
 from bottega.errors import SettingError
+from bottega.evaluation.knowledge_rows import counted, open_rows, others, whole_name
 from bottega.evaluation.methods.leave_one_out import (
     LabelledSample,
     Selection,

@@ -13,9 +13,10 @@ from typer import Argument, Option
 
 from bottega._util.locations import StoreLocation
 from bottega.cli.components import open_embedder
-from bottega.cli.knowledge_files import open_rows, open_to_add
+from bottega.cli.knowledge_files import open_to_add
 from bottega.cli.output import say
 from bottega.errors import needs_extra
+from bottega.evaluation.knowledge_rows import open_rows
 from bottega.knowledge import KnowledgeBase
 
 PORT = 8001  # 8000 is the gateway's

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import orjson
 
 from bottega._util.identity import image_hashes
 from bottega.errors import SettingError
 from bottega.evaluation.config import Relevance
 from bottega.evaluation.metrics.metric import Accuracy, MacroF1, Metric, labels_of
 from bottega.evaluation.metrics.vqa import AnnotatorAgreement
-from bottega.parsing import LabelParser
+from bottega.parsing import LabelParser, SynonymParser
 from bottega.protocols import Parser, Prompter
 from bottega.reranking import DemonstrationOrder
 from bottega.types import Example
@@ -153,3 +156,31 @@ def _pattern(answer: str, relevance: Relevance) -> str:
 def fold(text: str) -> str:
     """Return the text in lower case with single spaces."""
     return " ".join(text.casefold().split())
+
+
+def with_synonyms(data: Benchmark, file: Path | None) -> Benchmark:
+    """Return the benchmark with a parser that accepts other names of labels. `file` is a JSON
+    object with the names of each label. Raises `SettingError`."""
+    if file is None:
+        return data
+    try:
+        names = orjson.loads(file.read_bytes())
+        if not all(isinstance(one, str) for some in names.values() for one in some):
+            raise ValueError
+    except OSError as error:
+        raise SettingError(
+            f"{file} cannot be read: {error.strerror}", hint="check the path"
+        ) from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise SettingError(
+            f"{file} is not a JSON object of lists of names",
+            hint='write e.g. {"cat": ["tabby", "Persian cat"], "dog": ["pug"]}',
+        ) from error
+    if unknown := [label for label in names if label not in data.labels]:
+        raise SettingError(
+            f"{file} has names of {unknown[0]!r}, which is not a label of {data.name}",
+            hint=f"use its labels: {', '.join(data.labels[:20])}"
+            if data.labels
+            else "remove --synonyms: the answers are free text",
+        )
+    return replace(data, parse=SynonymParser(names, multi_label=data.multi_label))

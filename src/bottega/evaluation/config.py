@@ -1,43 +1,75 @@
-"""Settings of an evaluation run."""
+"""Settings of an evaluation run, with the options of the command line that set them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from bottega._util.locations import StoreLocation
-from bottega.errors import LoadError
-from bottega.evaluation.search_config import SearchConfig
-from bottega.knowledge.embedders.names import BUNDLED
+from bottega.errors import LoadError, SettingError
+from bottega.evaluation.search_config import SearchConfig, option
 from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.naming import source_digest
 from bottega.recipes.racc import COMPRESSOR, STORE
+from bottega.recipes.visual_rag import LABEL_TOKENS
 
 CUSTOM = "custom"  # the method of the user's own function
 
 # How a passage contains an answer: see `contains_answer`.
 Relevance = Literal["contains", "stems", "words"]
 
+Rerank = Literal["none", "cover", "mmr"]
+
+SHOTS, SEARCH_SHOTS = "5,10,20", "3"
+SAMPLES = 5
+ANSWER_TOKENS = 512
+MODELS_HELP = (
+    "bundled (same as bundled:apprentice), bundled:photos, bundled:master or another of "
+    "`bottega models`, openai:NAME or openai-completions:NAME (plain text prompts; endpoint: "
+    "OPENAI_BASE_URL), or a Hugging Face id or folder."
+)
+ORDER_HELP = "Demonstration order: nearest-last, nearest-first or shuffled."
+# Options that runs and streams share.
+LIMIT: Mapping[str, Any] = {"min": 1, "help": "Maximum number of evaluated items."}
+SEED: Mapping[str, Any] = {"min": 0, "help": "Seed of every random choice."}
+STOP: Mapping[str, Any] = {
+    "metavar": "TEXT",
+    "parser": lambda text: text.replace("\\n", "\n").replace("\\t", "\t"),
+    "help": "End a reply before this text; may be repeated. \\n is a line break.",
+}
+SYNONYMS: Mapping[str, Any] = {
+    "metavar": "FILE",
+    "help": 'Accept other names of labels in replies: a JSON file such as {"cat": ["tabby"]}.',
+}
+KNOWLEDGE_BASE: Mapping[str, Any] = {"metavar": "K.db", "parser": StoreLocation.from_argument}
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Return comma-separated names."""
+    return tuple(name.strip() for name in text.split(","))
+
+
+def parse_shots(text: str) -> tuple[int, ...]:
+    """Return the numbers of --shots. Raises `SettingError`."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise SettingError(
+            f"--shots must be a list of numbers, got {text!r}", hint="set e.g. --shots 5,10,20"
+        ) from error
+
 
 @dataclass(frozen=True)
 class RunConfig:
     """Settings of an evaluation run, for the command line, the runner and the run store.
 
-    The command line sets each field by the option of its name; `bottega eval --help` explains them.
+    Most fields are options of `bottega eval` (`search_config.option`); in their help texts,
+    `$METHODS` and `$LABEL_METHODS` stand for lists of methods.
 
-    `benchmark` and `methods` are evaluated with each number of `shots`, on at most `limit` items.
-    `kb_per_class` and `kb_share` reduce the labelled examples, `label_noise` is the share of them
-    with a wrong label, `allow_overlap` keeps images of the items among the examples, and
-    `answers_from` replaces their labels by a master's answers. `passages` names passages that join
-    them. `retrieve` names the retrieval method with the embedders `embed` and `embed_text`,
-    `metric` and the number of `groups` of the hashtag tree; `rerank` selects among what it finds,
-    and `order` arranges the demonstrations. `prompt` names the prompt, `stop` ends a reply of at
-    most `max_tokens` tokens, `synonyms` maps words to labels. `compressor` and `store` are the
-    folders of RACC, `search` its counterpart for RCTS. `seed` seeds every random choice.
-
+    `MethodComparison` chooses those settings that are None or empty, unless stated otherwise.
     `samples` None: as many as a search among the methods may request, else 5. `rationales` None:
     as `prompts.prompt_for` decides. `relevance` None: the benchmark's. `reasoning_tokens` replaces
     `max_tokens` for methods that ask for reasons by default (`prompts.asks_for_reasons`). `hyper`
@@ -47,38 +79,158 @@ class RunConfig:
     """
 
     benchmark: str = ""
-    methods: Sequence[str] = ()
-    shots: Sequence[int] = ()
-    passages: str | None = None
-    relevance: Relevance | None = None
-    limit: int | None = None
-    kb_per_class: int | None = None
-    kb_share: float = 1.0
-    rerank: str = "none"
-    label_noise: float = 0.0
-    allow_overlap: bool = False
-    embed: str = BUNDLED
-    retrieve: str = "image"
-    embed_text: str | None = None
-    metric: VectorMetric = "cosine"
-    groups: int | None = None
-    prompt: str = "auto"
-    order: str = "nearest-last"
-    seed: int = 0
-    samples: int | None = None
+    methods: Sequence[str] = option(
+        "Methods, comma-separated: $METHODS.",
+        (),
+        metavar="LIST",
+        parser=parse_names,
+        show_default="$LABEL_METHODS; for facts zero-shot, random, oracle",
+    )
+    shots: Sequence[int] = option(
+        "Numbers of demonstrations, comma-separated.",
+        (),
+        metavar="LIST",
+        parser=parse_shots,
+        show_default=f"{SHOTS}, or {SEARCH_SHOTS} with rcts or its controls; for a knowledge"
+        " base, that of bottega tune",
+    )
+    passages: str | None = option(
+        "Add passages to the knowledge base: the Google Search corpus of OK-VQA, or "
+        "WIT, as a file, a folder or a Hugging Face id.",
+        metavar="NAME",
+    )
+    relevance: Relevance | None = option(
+        "Rule for the relevant passages that racc-swapped excludes: contains (an answer"
+        " anywhere in the text), stems (the same, with more letters after each word of the"
+        " answer) or words (whole words).",
+        metavar="NAME",
+        show_default="stems for okvqa, else contains",
+    )
+    limit: int | None = field(default=None, metadata=LIMIT)
+    kb_per_class: int | None = option("Maximum examples per label in the knowledge base.", min=1)
+    kb_share: float = option(
+        "Keep this random share of the knowledge base's examples.", 1.0, min=0.001, max=1
+    )
+    rerank: Rerank = option(
+        "Choice among four times as many retrieved examples: cover (as many labels as "
+        "possible, for images with several labels) or mmr (similar to the item and different "
+        "from each other).",
+        "none",
+        metavar="none|cover|mmr",
+    )
+    label_noise: float = option("Fraction of knowledge-base answers to corrupt.", 0.0, min=0, max=1)
+    allow_overlap: bool = option(
+        "Allow test images in the knowledge base.", False, flags=("--allow-overlap",)
+    )
+    model: str | None = option(
+        f"Model: {MODELS_HELP}",
+        metavar="NAME",
+        show_default="bundled:photos or photos-lite2 with that embedder, simulated:codes for"
+        " codes, else bundled",
+    )
+    trust_remote_code: bool = option(
+        "Run the Python code that a model's folder or repository contains.",
+        False,
+        flags=("--trust-remote-code",),
+    )
+    embed: str | None = option(
+        "Embedder: photos, bundled, pixels, photos+pixels:WEIGHT, or a "
+        "sentence-transformers id or folder; with --retrieve text: words, minilm, or "
+        "FOLDER:text; with --retrieve hybrid: bundled, or flmr: and a PreFLMR id or folder, "
+        "with the options query_tokens=, choices= and instruction=.",
+        metavar="NAME",
+        show_default="photos for photographs if its extra is installed, else bundled",
+    )
+    retrieve: str = option(
+        "Retrieval method: image (by --embed), text (by --embed-text), dual (by both), "
+        "crossed (compares images with image and keywords of the model's draft), probe "
+        "(compares images and keywords of responses with the same), keywords (dual, with the "
+        "keywords of the question), hashtag (dual, within groups of questions), "
+        "keyword-hashtag (probe, within groups of responses), bm25 (words), or hybrid (late "
+        "interaction of image and words, with the bundled model or --embed flmr:FOLDER).",
+        "image",
+        metavar="NAME",
+    )
+    embed_text: str | None = option(
+        "Text embedder of dual and similar methods: words, minilm or FOLDER:text.",
+        metavar="NAME",
+        show_default="words; the text part of --embed if that is FOLDER:average",
+    )
+    metric: VectorMetric = option(
+        "Distance between vectors; l2 changes the results of raw-average.",
+        "cosine",
+        metavar="cosine|l2",
+    )
+    groups: int | None = option(
+        "Number of groups of hashtag methods.", min=1, show_default="adapted to the examples"
+    )
+    prompt: str = option(
+        "paper (Visual RAG, appendix A), interleaved (turns), reasoned (turns that ask"
+        " for reasons before the answer), or auto (by model; reasoned for rcts).",
+        "auto",
+        metavar="NAME",
+    )
+    order: str | None = option(
+        ORDER_HELP,
+        metavar="NAME",
+        show_default="that of bottega tune; nearest-first for the benchmarks of RCTS, unless"
+        " --answers-from is given; else nearest-last",
+    )
+    seed: int = field(default=0, metadata=SEED)
+    samples: int | None = option(
+        "Samples that majority and best-of-n choose from.",
+        min=2,
+        show_default=f"{SAMPLES}; with rcts the maximum calls of its search",
+    )
     search: SearchConfig = field(default_factory=SearchConfig)
-    rationales: bool | None = None
-    answers_from: StoreLocation | None = None
-    synonyms: Path | None = None
-    compressor: Path | None = None
-    hyper: str | None = None
-    store: Path | None = None
-    max_tokens: int | None = None
+    rationales: bool | None = option(
+        "Show rationales in demonstrations, where examples have them.",
+        flags=("--rationales/--no-rationales",),
+        show_default="as in RCTS: only with rcts and methods of equal cost if the benchmark"
+        " has a prompt with rationales, otherwise with all methods",
+    )
+    rationales_from: StoreLocation | None = option(
+        "Show the rationales that `bottega rationales` wrote into this knowledge base.",
+        **KNOWLEDGE_BASE,
+    )
+    answers_from: StoreLocation | None = option(
+        "Show a master's answers from this file of `bottega answer` in demonstrations, "
+        "instead of the gold answers.",
+        **KNOWLEDGE_BASE,
+    )
+    synonyms: Path | None = field(default=None, metadata=SYNONYMS)
+    compressor: Path | None = option(
+        "Compressor of racc: a folder written by `bottega compress train`. The bundled "
+        "apprentice has its own.",
+        metavar="FOLDER",
+    )
+    hyper: str | None = option(
+        "Hyper model, which compresses the passages, if it is not --model: "
+        "bundled:master, a folder, or a Hugging Face id.",
+        metavar="NAME",
+    )
+    store: Path | None = option(
+        "Read compressed passages from this store, which `bottega compress build` wrote"
+        " with --compressor. Default: compress on demand.",
+        metavar="FOLDER",
+    )
+    max_tokens: int | None = option(
+        "Maximum tokens of a reply.",
+        min=1,
+        show_default=f"{LABEL_TOKENS} for labels, else {ANSWER_TOKENS}",
+    )
     reasoning_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    pipeline: str | None = None
-    round_size: int | None = None
-    concurrency: int = 32
+    stop: tuple[str, ...] = field(default=(), metadata=STOP)
+    pipeline: str | None = option(
+        "Your own retriever or pipeline, as method custom: FUNCTION gets the pipeline"
+        " of visual-rag and the knowledge base, and returns a pipeline.",
+        metavar="MODULE:FUNCTION",
+    )
+    round_size: int | None = option(
+        "Evaluate in item order, in rounds of this size, for methods that learn from answers.",
+        min=1,
+    )
+    concurrency: int = option("Maximum concurrent queries.", 32, min=1)
 
     def record(self, *, model: str, hyper: str | None, skipped: int) -> dict[str, object]:
         """Return the settings on which the answers depend: a run resumes if these are equal.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from bottega.errors import SettingError, check_count, check_fraction
@@ -18,6 +18,12 @@ RELEASED_SAMPLES = 5  # of each question of eq. 8 in the released code
 # VSR, VSR-MC and VizWiz.
 HALF_SELF = ("mmmu",)
 MUTUAL_ONLY = ("vsr", "vsr-mc", "vizwiz")
+
+
+def option(help: str, default: object = None, **settings: Any) -> Any:
+    """Return a field of a dataclass that is an option of a command. `settings` are keywords of
+    `typer.Option`, and `flags` that differ from the field's name."""
+    return field(default=default, metadata={"help": help, **settings})
 
 
 @dataclass(frozen=True)
@@ -91,22 +97,86 @@ class SearchConfig:
         return {"rollouts": self.rollouts, **({"search": changed} if changed else {})}
 
 
-def search_config(preset: Preset, benchmark: str, **settings: Any) -> SearchConfig:
-    """Return the settings of a preset, overridden by those `settings` that are not None.
+PAPER = SearchConfig()
 
-    "released" are the authors' settings for `benchmark`, a spec such as "mmmu:FOLDER": their code
-    where it differs from the paper, alpha 0.5 on MMMU, and the mutual reward alone on VSR, VSR-MC
-    and VizWiz. Their 8 branches after the first two are 10 rollouts. Their sampling differs:
-    answers have temperature 0.1 and top_p 0.001 (here: greedy), rewards top_p 0.9 (here: the
-    server's default).
-    """
-    config = SearchConfig()
-    if preset == "released":
-        name = benchmark.partition(":")[0]
-        config = replace(
-            config,
-            variant="released",
-            alpha=0.5 if name in HALF_SELF else config.alpha,
-            reward="mutual" if name in MUTUAL_ONLY else None,
-        )
-    return replace(config, **{name: value for name, value in settings.items() if value is not None})
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Options of `bottega eval` for searches: a preset, and values that replace those of the preset
+    unless they are None."""
+
+    preset: Preset = option(
+        "Settings of rcts and its controls: those of the paper, or of the authors' code"
+        " for this benchmark. The options below override them.",
+        "paper",
+        metavar="paper|released",
+    )
+    rollouts: int | None = option(
+        "Branches that a search answers and scores.", min=1, show_default=str(PAPER.rollouts)
+    )
+    reward: RewardName | None = option(
+        "Reward of an answer: self (self-consistency, eq. 7), mutual (accuracy on"
+        " retrieved examples, eq. 8), both (eq. 9) or ensemble (share of other samples with the"
+        " same answer).",
+        metavar="NAME",
+        show_default="both; ensemble for models that give no rationales",
+    )
+    alpha: float | None = option(
+        "Weight of the self-consistency reward in the reward (eq. 9).",
+        min=0,
+        max=1,
+        show_default=f"{PAPER.alpha}; 0.5 on mmmu with --preset released",
+    )
+    fetch: int | None = option(
+        "Number of retrieved examples from which a search selects.",
+        min=1,
+        show_default=str(PAPER.fetch),
+    )
+    children: int | None = option(
+        "Maximum children of a node of the tree.", min=1, show_default=str(PAPER.children)
+    )
+    exploration: float | None = option(
+        "Exploration constant of the tree search (c in eq. 11).",
+        min=0,
+        show_default=str(PAPER.exploration),
+    )
+    variant: RewardVariant | None = option(
+        "Follow the paper or the authors' code where their formulas differ.",
+        metavar="paper|released",
+        show_default="as --preset",
+    )
+    early_stop: bool = option(
+        "End the search of rcts when its first three answers agree.",
+        True,
+        flags=("--early-stop/--no-early-stop",),
+    )
+
+    @property
+    def flags(self) -> list[str]:
+        """The options that were given."""
+        default = SearchOptions()
+        names = (one.name for one in fields(self))
+        given = [name for name in names if getattr(self, name) != getattr(default, name)]
+        return ["--no-early-stop" if name == "early_stop" else f"--{name}" for name in given]
+
+    def config(self, benchmark: str) -> SearchConfig:
+        """Return the settings of the preset, overridden by those that are set.
+
+        "released" are the authors' settings for `benchmark`, a spec such as "mmmu:FOLDER": their
+        code where it differs from the paper, alpha 0.5 on MMMU, and the mutual reward alone on VSR,
+        VSR-MC and VizWiz. Their 8 branches after the first two are 10 rollouts. Their sampling
+        differs: answers have temperature 0.1 and top_p 0.001 (here: greedy), rewards top_p 0.9
+        (here: the server's default).
+        """
+        config = SearchConfig()
+        if self.preset == "released":
+            name = benchmark.partition(":")[0]
+            config = replace(
+                config,
+                variant="released",
+                alpha=0.5 if name in HALF_SELF else config.alpha,
+                reward="mutual" if name in MUTUAL_ONLY else None,
+            )
+        changes = {name: value for name, value in vars(self).items() if value is not None}
+        del changes["preset"]
+        return replace(config, **changes)

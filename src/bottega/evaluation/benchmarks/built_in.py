@@ -12,9 +12,10 @@ from PIL import Image as Pillow
 
 from bottega.errors import LoadError, needs_extra
 from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
-from bottega.evaluation.benchmarks.source import Source, read_options
+from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.methods.controls import Corruption
 from bottega.image import Image
+from bottega.naming import read_options
 from bottega.types import IMAGE_QUESTION, Example, Query
 
 if TYPE_CHECKING:

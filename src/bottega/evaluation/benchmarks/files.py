@@ -13,7 +13,7 @@ from pathlib import Path
 from bottega._util.progress import plural
 from bottega.errors import LoadError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
-from bottega.evaluation.benchmarks.source import Source, read_location, read_options
+from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.metrics.metric import Metric
 from bottega.evaluation.metrics.vl_icl import Containment, SameAnswer, UndecidedShare, WholeMatch
 from bottega.image import path_text
@@ -30,6 +30,7 @@ from bottega.knowledge.loaders.archives import UNPACK, is_archive
 from bottega.knowledge.loaders.delimited import METADATA, is_delimited, manyicl_classes
 from bottega.knowledge.loaders.folders import find_splits, hub_snapshot
 from bottega.knowledge.loaders.tables import PARQUET
+from bottega.naming import read_options
 from bottega.parsing import ChoiceParser
 from bottega.prompting import LetteredPrompter
 from bottega.types import IMAGE_QUESTION, Example

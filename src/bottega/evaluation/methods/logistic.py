@@ -1,7 +1,10 @@
-"""Classifier without a model: logistic regression on the stored vectors of labelled examples."""
+"""Classifiers without a model, on the stored vectors of labelled examples: logistic regression, and
+the weighted vote of `knn`."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from threading import Lock
@@ -13,11 +16,13 @@ from bottega._util.caching import LRUCache
 from bottega._util.identity import Exclude
 from bottega._util.progress import plural
 from bottega.errors import SettingError
-from bottega.evaluation.methods.votes import no_label
+from bottega.evaluation.methods.votes import knn, no_label
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
-from bottega.types import Answer, Query
+from bottega.types import Answer, Candidate, Query
+
+VECTOR_METHODS = ("knn", "logreg")
 
 FOLDS = 5
 # scikit-learn's C is the inverse of the L2 penalty; the strongest penalty comes first.
@@ -245,3 +250,40 @@ class KnowledgeBaseLogistic:
 
     def _fit(self, data: LabelledVectors) -> LogisticClassifier:
         return LogisticClassifier(data, multi_label=self._multi_label, seed=self._seed)
+
+
+@dataclass(frozen=True)
+class VectorAnswer:
+    """Answer of a method without a model, with the nearest examples."""
+
+    method: str
+    answer: Answer
+    candidates: tuple[Candidate, ...]
+    seconds: float
+
+
+class VectorClassifier:
+    """Classifier of images by the stored vectors of a knowledge base.
+
+    `knn` is the weighted vote of the `neighbours` nearest examples, `logreg` a logistic regression
+    on all examples. Both are the methods of `bottega eval`. Raises `SettingError` for passages.
+    """
+
+    def __init__(self, knowledge: KnowledgeBase, method: str, neighbours: int) -> None:
+        check_labelled(knowledge, method)
+        self._knowledge, self._method, self._neighbours = knowledge, method, neighbours
+        self._multi_label = knowledge.is_multi_label()
+        self._logistic = KnowledgeBaseLogistic(knowledge, multi_label=self._multi_label)
+
+    async def __call__(self, query: Query) -> VectorAnswer:
+        return await asyncio.to_thread(self._answer, query)
+
+    def _answer(self, query: Query) -> VectorAnswer:
+        started = time.perf_counter()
+        vectors = self._knowledge.embed([query])
+        [found] = self._knowledge.nearest(vectors, self._neighbours, excluded_for=[query])
+        if self._method == "knn":
+            answer = knn(found, multi_label=self._multi_label)
+        else:
+            answer = self._logistic.answer(query, vectors[0])
+        return VectorAnswer(self._method, answer, tuple(found), time.perf_counter() - started)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from bottega._util.event_loops import for_each
+from bottega._util.event_loops import for_each, run_closing
+from bottega._util.executor import Executor, LocalExecutor
 from bottega._util.identity import query_key
+from bottega._util.locations import StoreLocation
+from bottega._util.progress import SILENT, Display, plural
 from bottega.errors import BottegaError, SettingError
 from bottega.evaluation.benchmark import Benchmark, is_passage
+from bottega.evaluation.knowledge_rows import open_rows
 from bottega.evaluation.outcomes import Budget, EndpointCheck, add_cost, is_item_error
-from bottega.recording import cached_example
-from bottega.types import Example, Query, Trace
+from bottega.knowledge import KnowledgeBase
+from bottega.naming import ModelSpec
+from bottega.pipeline import FixedRouter, Pipeline
+from bottega.protocols import Generator, Parser, Pricer, Tier
+from bottega.recipes import cache_of_thought
+from bottega.recording import CacheRecorder, cached_example
+from bottega.types import Example, Query, Sampling, Trace
+
+MASTER = "master"
+NOTE = "answers.model"  # key of the note that names the master of a file
 
 QuestionKey = tuple[str, ...]
 
@@ -101,6 +114,29 @@ async def ask_master(
         await for_each(part, add, limit=concurrency, starts=budget.reserve)
 
 
+def store_answers(
+    knowledge: KnowledgeBase,
+    questions: Sequence[Query],
+    found: MasterAnswers,
+    master: MasterFactory,
+    *,
+    concurrency: int,
+    budget: Budget | None = None,
+    executor: Executor | None = None,
+    done: Callable[[float], object] = lambda cost_usd: None,
+) -> None:
+    """Ask each question as `ask_master` does, in this process or by the workers of `executor`, and
+    store its answer in the knowledge base."""
+    executor = executor or LocalExecutor()
+    shared = replace(master, model=master.model.share(executor.count))
+    ask = executor.start(shared, concurrency=concurrency)
+    keep = CacheRecorder(knowledge, stored_tiers={MASTER})
+    work = ask_master(
+        ask, questions, found, concurrency=concurrency, budget=budget, keep=keep, done=done
+    )
+    run_closing(work, ask)
+
+
 def with_answers(data: Benchmark, answers: Iterable[Example]) -> tuple[Benchmark, int]:
     """Replace the gold answers of the labelled questions; return the benchmark and the number of
     questions without an answer, which are left out. Passages stay. Raises `SettingError` if no
@@ -131,3 +167,97 @@ def with_answers(data: Benchmark, answers: Iterable[Example]) -> tuple[Benchmark
             hint="run bottega answer K.db BENCHMARK --model MASTER with the same options",
         )
     return replace(data, knowledge=tuple(kept), needs_answers=False), missing
+
+
+def stored_answers(data: Benchmark, file: StoreLocation, display: Display = SILENT) -> Benchmark:
+    """Return the benchmark with the answers of a file instead of the gold ones (`--answers-from`).
+
+    Notes the questions without an answer, which are left out. Raises `SettingError`."""
+    data, missing = with_answers(data, read_answers(file))
+    if missing:
+        display.note(
+            f"{file} lacks answers to {plural(missing, 'labelled question')}: they are left out,"
+            f" {len(data.knowledge)} remain"
+        )
+    return data
+
+
+def read_answers(file: StoreLocation, master: str | None = None) -> list[Example]:
+    """Return the examples of a file of `bottega answer`. Raises `SettingError` for a file with
+    other examples, or with those of another model than `master`."""
+    hint = f"run bottega answer {file} BENCHMARK --model MASTER"
+    if not file.exists():
+        raise SettingError(f"{file} does not exist", hint=hint)
+    with open_rows(file) as rows:
+        stored, examples = rows.note(NOTE), list(rows)
+    gold = sum(not (one.source or "").startswith(f"{MASTER}:") for one in examples)
+    if stored is None or gold:
+        content = f"holds {plural(gold, 'example')} without a master's answer"
+        raise SettingError(
+            f"{file} {content if gold else 'was not written by bottega answer'}",
+            hint=f"use another file: {hint}",
+        )
+    if master is not None and stored != master:
+        raise SettingError(
+            f"{file} holds the answers of {stored}, got --master {master}",
+            hint=f"set --master {stored}, or use another file",
+        )
+    return examples
+
+
+def set_master(knowledge: KnowledgeBase, file: StoreLocation, model: str) -> None:
+    """Store the master's name in the file. Raises `SettingError` for a file of another master or
+    with other examples."""
+    stored = knowledge.note(NOTE)
+    if stored == model:
+        return
+    if stored is not None:
+        raise SettingError(
+            f"{file} holds the answers of {stored}, got --model {model}",
+            hint=f"set --model {stored}, or use another file",
+        )
+    if len(knowledge):
+        raise SettingError(
+            f"{file} holds {plural(len(knowledge), 'example')} without a master's answer",
+            hint="use another file",
+        )
+    knowledge.set_note(NOTE, model)
+
+
+class MasterActor:
+    """Master that answers queries without demonstrations."""
+
+    def __init__(self, pipeline: Pipeline, generator: Generator, cache: KnowledgeBase) -> None:
+        self._pipeline, self._generator, self._cache = pipeline, generator, cache
+
+    async def __call__(self, query: Query, /) -> Trace:
+        return await self._pipeline.trace(query)
+
+    async def aclose(self) -> None:
+        await self._generator.aclose()
+        await asyncio.to_thread(self._cache.close)
+
+
+@dataclass(frozen=True)
+class MasterFactory:
+    """Factory of a `MasterActor` from the name of a model and the settings of its pipeline."""
+
+    model: ModelSpec
+    labels: tuple[str, ...]
+    parse: Parser
+    max_tokens: int
+    price: Pricer
+
+    def __call__(self) -> MasterActor:
+        generator, empty = self.model.open(), KnowledgeBase.open(":memory:", embed=None)
+        pipeline = cache_of_thought(
+            empty,
+            tiers=[Tier(MASTER, generator)],
+            route=lambda tiers: FixedRouter(tiers[-1]),
+            labels=self.labels,
+            parse=self.parse,
+            sampling=Sampling(max_tokens=self.max_tokens),
+            price=self.price,
+            remember=False,
+        )
+        return MasterActor(replace(pipeline, record=None), generator, empty)

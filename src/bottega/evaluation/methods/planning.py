@@ -408,3 +408,13 @@ def _has_open_answers(data: Benchmark) -> bool:
 def _has_own_choices(data: Benchmark) -> bool:
     """Return whether questions have their own choices; the items of an episode share theirs."""
     return not data.episode_of and any(item.query.choices for item in data.items)
+
+
+def check_rerank(rerank: str, methods: Collection[str]) -> None:
+    """Raise `SettingError` for a re-ranker that none of the methods uses."""
+    shown = [name for name in methods if METHODS[name].shows_demonstrations]
+    if rerank != "none" and methods and not shown:
+        raise SettingError(
+            f"--rerank {rerank} has no effect on --methods {','.join(methods)}",
+            hint="remove it, or add visual-rag",
+        )

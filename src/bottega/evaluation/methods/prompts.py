@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
-
-from bottega.errors import SettingError
-from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.methods.specifications import METHODS
-from bottega.types import Example
-
-if TYPE_CHECKING:
-    from bottega.generation.loaded import LoadedModel
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast, get_args
 
+from bottega import naming
 from bottega._util.identity import image_hashes
-from bottega.evaluation.benchmark import names_passages
-from bottega.evaluation.config import RunConfig
-from bottega.evaluation.methods.searchers import SAMPLES, reward_metric
-from bottega.evaluation.methods.specifications import SAMPLING_METHODS, SEARCH_METHODS
-from bottega.prompting import LetteredPrompter, ReasoningPrompter
+from bottega.errors import SettingError
+from bottega.evaluation.benchmark import Benchmark, names_passages
+from bottega.evaluation.config import SAMPLES, RunConfig
+from bottega.evaluation.methods.searchers import reward_metric
+from bottega.evaluation.methods.specifications import METHODS, SAMPLING_METHODS, SEARCH_METHODS
+from bottega.prompting import (
+    AppendixAPrompter,
+    InterleavedPrompter,
+    LetteredPrompter,
+    ReasoningPrompter,
+)
 from bottega.protocols import Generator, Prompter, turns_only
 from bottega.rationales import ACCURACY
 from bottega.recipes import Classifier, default_prompter
-from bottega.types import Candidate, Query
+from bottega.reranking import DemonstrationOrder
+from bottega.types import Candidate, Example, Query
+
+if TYPE_CHECKING:
+    from bottega.generation.loaded import LoadedModel
+
+
+NEAREST_LAST: DemonstrationOrder = "nearest-last"
+
+REASONED, REASONING_TOKENS = "reasoned", 512  # a value of --prompt, and its --max-tokens
 
 PROBE = "why it is so"
 RATIONALES, NONE = "rationales", "none"
@@ -146,8 +153,8 @@ def _differences(
         found |= config.search.description(name, settings.generator)
     if name in SAMPLING_METHODS:
         found["samples"] = str(sample_count(config, settings.generator))
-    if name == "rcts-best-of-n" and config.order != "nearest-last":
-        found["order"] = config.order
+    if name == "rcts-best-of-n" and config.order not in (None, "nearest-last"):
+        found["order"] = str(config.order)
     if name == "racc-swapped" and not names_passages(data.items):
         found["relevance"] = data.relevance
     return found
@@ -255,3 +262,36 @@ def most_images(examples: Iterable[Example]) -> int:
 def _counts(examples: Iterable[Example]) -> list[int]:
     """Return the numbers of images, the largest first."""
     return sorted((len(one.query.images) for one in examples), reverse=True)
+
+
+def open_prompt(name: str) -> Prompter | None:
+    """Return the prompter; None for `auto`, where the recipe selects it by model."""
+    prompts: dict[str, Prompter | None] = {
+        "auto": None,
+        "paper": AppendixAPrompter(),
+        "interleaved": InterleavedPrompter(),
+        REASONED: ReasoningPrompter(),
+    }
+    if name not in prompts:
+        hint = f"{naming.suggestion(name, prompts)}use auto, paper, interleaved or reasoned"
+        raise SettingError(f"prompt is unknown, got {name!r}", hint=hint)
+    return prompts[name]
+
+
+def check_prompt(name: str, generator: Generator) -> None:
+    """Raise `SettingError` for a prompt that the model was not trained to read."""
+    if name in ("paper", REASONED) and turns_only(generator):
+        raise SettingError(
+            f"{generator.name} reads brief turns only, got --prompt {name}",
+            hint="remove --prompt",
+        )
+
+
+def parse_order(text: str) -> DemonstrationOrder:
+    orders = get_args(DemonstrationOrder)
+    if text not in orders:
+        raise SettingError(
+            f"--order must be {', '.join(orders[:-1])} or {orders[-1]}, got {text!r}",
+            hint=f"set e.g. --order {orders[0]}",
+        )
+    return cast(DemonstrationOrder, text)

@@ -1,4 +1,5 @@
-"""Retrievers of a run, within an item's episode: oracles, controls, caches of questions and drafts.
+"""Retrieval methods by name, retrievers within an item's episode, oracles, controls, and caches of
+embeddings.
 
 A benchmark without episodes is one episode with the name "".
 """
@@ -6,17 +7,19 @@ A benchmark without episodes is one episode with the name "".
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from bottega._util.caching import SingleFlight
-from bottega._util.identity import DESCRIPTIONS, Exclude, query_key, request_key
-from bottega.errors import NotFoundError, SettingError
+from bottega import naming
+from bottega._util.identity import DESCRIPTIONS, Exclude, query_key
+from bottega._util.progress import SILENT, Display
+from bottega.errors import EmbeddingError, NotFoundError, SettingError
 from bottega.evaluation.benchmark import (
     Benchmark,
     index_by_id,
@@ -25,20 +28,31 @@ from bottega.evaluation.benchmark import (
     names_passages,
 )
 from bottega.evaluation.metrics.metric import labels_of
-from bottega.evaluation.outcomes import add_cost
-from bottega.knowledge import KnowledgeBase, TowerTokenEmbedder
-from bottega.protocols import (
-    Embedder,
-    Generator,
-    MultiVectorEmbedder,
-    Pricer,
-    Retriever,
-    Vectors,
-    turns_only,
+from bottega.knowledge import FlmrEmbedder, KnowledgeBase, TowerTokenEmbedder
+from bottega.knowledge.embedders import names
+from bottega.knowledge.embedders.flmr import INSTRUCTION
+from bottega.knowledge.embedders.names import BUNDLED
+from bottega.knowledge.index.vector_index import VectorMetric
+from bottega.naming import read_options
+from bottega.protocols import Embedder, MultiVectorEmbedder, Retriever, Vectors
+from bottega.recipes.cache_retrieval import (
+    GROUPED,
+    RETRIEVE,
+    TEXT_ONLY,
+    WITHOUT_METRIC,
+    WITHOUT_TEXT,
+    CacheRetrieval,
+    DraftModel,
 )
-from bottega.recipes.cache_retrieval import CacheRetrieval
-from bottega.retrieval import DenseRetriever, LabelledPool
-from bottega.types import Candidate, Example, Prompt, Query, Reply, Sampling
+from bottega.retrieval import DenseRetriever, LabelledPool, TfidfKeywordExtractor
+from bottega.types import Candidate, Example, Query
+
+FLMR = "flmr:"
+FLMR_OPTIONS: dict[str, int | str] = {"query_tokens": 32, "choices": "no"}
+OpenEmbedder = Callable[[str], Embedder]
+# Hints name both: most commands have options, compress train has the settings of a file.
+SET_EMBED = "set the embedder (embed or --embed) to"
+SET_RETRIEVE = "set the retrieval method (retrieve or --retrieve) to"
 
 # Demonstrations never share an image with the item: the answer to another question about the same
 # image may reveal the item's answer.
@@ -390,37 +404,141 @@ def _key_with_choices(query: Query) -> tuple[str, ...]:
     return *query_key(query), *query.choices
 
 
-class DraftGenerator:
-    """Generator wrapper that answers each prompt once for all methods of a run.
+def open_embedder(
+    spec: str, load: OpenEmbedder = names.open_embedder, display: Display = SILENT
+) -> Embedder:
+    """Return the embedder of a name. Raises `SettingError`, and `EmbeddingError` with a hint."""
+    naming.check_embedder(spec)
+    try:
+        with display.waiting(f"loading the embedder {spec}"):
+            return load(spec)
+    except EmbeddingError as error:
+        raise EmbeddingError(
+            str(error),
+            hint=f"{SET_EMBED} photos, bundled, pixels, words, minilm, dual, or a"
+            " sentence-transformers folder or id (needs a network once)",
+        ) from error
 
-    `calls`, `tokens` and `cost_usd` count the requests sent; the methods' own figures exclude
-    drafts. `cost_usd` is None if the price is unknown.
+
+def check_retrieve(name: str, embed: str = BUNDLED) -> None:
+    if name not in RETRIEVE:
+        hint = f"{naming.suggestion(name, RETRIEVE)}use {', '.join(RETRIEVE)}"
+        raise SettingError(f"retrieval method is unknown, got {name!r}", hint=hint)
+    if name == "hybrid" and embed != BUNDLED and not embed.startswith(FLMR):
+        raise SettingError(
+            f"hybrid needs token vectors of the bundled model or PreFLMR, got {embed}",
+            hint=f"{SET_EMBED} bundled or flmr:FOLDER, or {SET_RETRIEVE} dual",
+        )
+    if name != "hybrid" and embed.startswith(FLMR):
+        raise SettingError(
+            f"{embed} computes several vectors per question, which {name} does not support",
+            hint=f"{SET_RETRIEVE} hybrid",
+        )
+
+
+def check_retrieval_options(
+    retrieve: Collection[str], *, embed_text: str | None, metric: VectorMetric, groups: int | None
+) -> None:
+    """Raise `SettingError` for an option that none of the retrieval methods uses."""
+    if embed_text is not None:
+        naming.check_text_embedder(embed_text)
+    chosen = " and ".join(retrieve)
+    unused = (
+        ("--embed-text", embed_text is not None, WITHOUT_TEXT, "dual"),
+        ("--metric l2", metric == "l2", WITHOUT_METRIC, "dual"),
+        ("--groups", groups is not None, set(RETRIEVE) - set(GROUPED), "hashtag"),
+    )
+    for option, given, without, other in unused:
+        if given and set(retrieve) <= set(without):
+            raise SettingError(
+                f"{option} has no effect on --retrieve {chosen}",
+                hint=f"remove it, or set --retrieve {other}",
+            )
+
+
+def open_tokens(embed: str, display: Display = SILENT) -> MultiVectorEmbedder | None:
+    """Return a PreFLMR embedder, with document images as in RCTS; None for the bundled one.
+
+    Options follow the checkpoint: `flmr:DIR,query_tokens=512,choices=yes,instruction=Question:`.
+    The instruction comes last, so it may contain commas. Raises `SettingError`.
     """
+    if not embed.startswith(FLMR):
+        return None
+    spec, given, instruction = embed.removeprefix(FLMR).partition(",instruction=")
+    name, comma, options = spec.partition(",")
+    chosen = read_options("flmr", options if comma else None, FLMR_OPTIONS)
+    if chosen.get("choices", "no") not in ("yes", "no"):
+        raise SettingError(f"choices is unknown, got {chosen['choices']!r}", hint="use yes or no")
+    if not naming.is_folder_or_hub_id(name):
+        raise SettingError(
+            f"PreFLMR checkpoint is unknown, got {name!r}",
+            hint="use --embed flmr:FOLDER or flmr:OWNER/NAME",
+        )
+    with display.waiting(f"loading the embedder {embed}"):
+        return FlmrEmbedder(
+            name,
+            document_images=True,
+            instruction=instruction if given else INSTRUCTION,
+            query_tokens=int(chosen["query_tokens"]) if "query_tokens" in chosen else None,
+            choices=chosen.get("choices") == "yes",
+            threads=os.cpu_count(),
+        )
 
-    def __init__(self, inner: Generator, price: Pricer | None = None) -> None:
-        self._inner = inner
-        self._price = price
-        self._replies: dict[str, Reply] = {}
-        self._flights: SingleFlight[str, Reply] = SingleFlight()
-        self.name = inner.name
-        self.turns_only = turns_only(inner)
-        self.calls = self.tokens = 0
-        self.cost_usd: float | None = 0.0
 
-    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
-        key = request_key(self.name, prompt, sampling)
-        if (reply := self._replies.get(key)) is not None:
-            return reply
-        return await self._flights.run(key, partial(self._send, key, prompt, sampling))
+def open_retrieval(
+    retrieve: str,
+    embed: str,
+    embed_text: str | None = None,
+    *,
+    questions: Iterable[str] = (),
+    draft: DraftModel | None = None,
+    groups: int | None = None,
+    exclude: Exclude = EXCLUDE,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+    display: Display = SILENT,
+) -> CacheRetrieval:
+    """Return the retrieval method of a name; each query of a run is embedded once.
 
-    async def aclose(self) -> None:
-        await self._inner.aclose()
+    `embed` embeds images, and also text for `text` if it reads text only. `embed_text` defaults to
+    the text part of `embed` if that ends in `:average` or `:raw-average`, else to words.
+    `questions` give the document frequencies of keywords; if all are equal, hashtags group images.
+    `progress` receives the number of examples that `hybrid` embedded.
+    """
+    check_retrieve(retrieve, embed)
+    name = next(one for one in RETRIEVE if one == retrieve)
 
-    async def _send(self, key: str, prompt: Prompt, sampling: Sampling) -> Reply:
-        reply = await self._inner.generate(prompt, sampling)
-        cost = self._price(reply.model, reply.usage) if self._price else 0.0
-        self.calls += 1
-        self.tokens += reply.usage.prompt_tokens + reply.usage.completion_tokens
-        self.cost_usd = add_cost(self.cost_usd, cost)
-        self._replies[key] = reply
-        return reply
+    def caching(spec: str) -> CachingEmbedder:
+        return CachingEmbedder(open_embedder(spec, display=display))
+
+    questions = list(questions)
+    model, averages = names.average_parts(embed)
+    image = text = average = tokens = None
+    if name not in TEXT_ONLY:
+        image = caching(f"{model}:image" if averages else embed)
+    if name == "text" and names.reads_text_only(embed):
+        text = caching(embed_text or embed)
+    elif name != "image":
+        default = f"{model}:text" if averages and name not in TEXT_ONLY[1:] else "words"
+        text = caching(embed_text or default)
+    if averages and name not in ("image", *TEXT_ONLY):
+        average = caching(embed)
+    elif averages and name == "image":
+        image = caching(embed)
+    if name == "hybrid":
+        tokens = CachingTokenEmbedder(
+            open_tokens(embed, display) or bundled_token_embedder(), progress
+        )
+    return CacheRetrieval(
+        name,
+        image=image,
+        text=text,
+        average=average,
+        tokens=tokens,
+        draft=draft,
+        extract=TfidfKeywordExtractor(questions, longest=1),
+        groups=groups,
+        group_images=len(set(questions)) == 1,
+        exclude=exclude,
+        seed=seed,
+    )

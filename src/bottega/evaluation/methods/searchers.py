@@ -8,7 +8,7 @@ from typing import cast
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.config import RunConfig
+from bottega.evaluation.config import SAMPLES, RunConfig
 from bottega.evaluation.methods.retrieval import RescoredRetriever, SwappedRetriever, gold_passages
 from bottega.evaluation.metrics.metric import Metric
 from bottega.generation import OpenAIGenerator, TransformersGenerator
@@ -35,7 +35,6 @@ from bottega.reranking import (
 from bottega.reranking.flat_search import Sequences
 from bottega.types import Answer, Candidate, Query, Sampling, SearchResult
 
-SAMPLES = 5
 REWARD_TEMPERATURE = 0.8
 # Of Wang et al., Self-Consistency Improves Chain of Thought Reasoning in Language Models (2023).
 TEMPERATURE = 0.7
@@ -131,7 +130,7 @@ def flat_search(sequences: Sequences) -> PipelineBuilder:
             sampling=sampling,
             seed=context.config.seed,
             max_calls=config.max_calls(context.generator),
-            order=cast(DemonstrationOrder, context.config.order),
+            order=cast(DemonstrationOrder, context.config.order or "nearest-last"),
         )
         return replace(pipeline, fetch=max(config.fetch, context.shots), search=search)
 

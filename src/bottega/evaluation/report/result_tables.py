@@ -17,7 +17,7 @@ from bottega.evaluation.report.sections import ReportRow, Section, demonstration
 from bottega.evaluation.report.stream_sections import COLUMNS as STREAM_COLUMNS
 from bottega.evaluation.report.stream_sections import THIRDS, StreamSection, csv_rows
 from bottega.evaluation.report.visual_rag_figures import average_rows, efficiency
-from bottega.evaluation.streams.stream_summary import COLUMNS as TREND_COLUMNS
+from bottega.evaluation.streams.stream_summary import TREND_COLUMNS
 
 FORMULA, NUMBER = re.compile(r"[=+@\t\r-]"), re.compile(r"[+-]?[\d.,]+%?")
 COLUMNS = (

@@ -26,7 +26,7 @@ NO_CACHE = "no cache"
 
 Results = Mapping[Stream, StreamResult]
 MIN_CONDITIONS, MIN_ORDERS = 3, 2  # of Page's test
-COLUMNS = ("rises with", "curve", "means", "orders", "p")
+TREND_COLUMNS = ("rises with", "curve", "means", "orders", "p")
 BY_RATE, BY_START, BY_THIRD = "master's rate", "start", "third of the stream"
 
 
@@ -181,7 +181,7 @@ class Trend:
 
     @property
     def row(self) -> tuple[str, str, str, int, str]:
-        """Cells of `COLUMNS`."""
+        """Cells of `TREND_COLUMNS`."""
         pairs = zip(self.conditions, self.means, strict=True)
         means = ", ".join(f"{condition}: {mean:.3f}" for condition, mean in pairs)
         return self.over, self.curve, means, self.orders, f"{self.p:.2g}"

@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-from bottega._util.progress import plural
-from bottega.cli.answer import parse_order
-from bottega.cli.components import (
-    SET_RETRIEVE,
-    check_prompt,
-    local_model,
-    open_prices,
-    open_prompt,
-    open_retrieval,
-)
-from bottega.cli.output import note, waiting, warn
-from bottega.cli.shown_progress import ReportStep, progress
-from bottega.errors import BottegaError, OnError, SettingError
+from bottega._util.caching import SingleFlight
+from bottega._util.identity import request_key
+from bottega._util.progress import SILENT, Display, ReportStep, plural
+from bottega.errors import BottegaError, SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.config import RunConfig
+from bottega.evaluation.config import ANSWER_TOKENS, RunConfig
 from bottega.evaluation.methods.planning import needs_search, plan
+from bottega.evaluation.methods.prompts import NEAREST_LAST, check_prompt, open_prompt, parse_order
 from bottega.evaluation.methods.retrieval import (
-    DraftGenerator,
+    SET_RETRIEVE,
     nearest_retriever,
+    open_retrieval,
     retriever_factory,
 )
 from bottega.evaluation.methods.specifications import COMPRESSION_METHODS
-from bottega.evaluation.outcomes import Budget, CostLimitedGenerator, Method, MethodKey, Outcome
+from bottega.evaluation.outcomes import (
+    Budget,
+    CostLimitedGenerator,
+    Method,
+    MethodKey,
+    Outcome,
+    add_cost,
+)
 from bottega.generation import ReplayGenerator, TransformersGenerator
 from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.embedders.names import BUNDLED
 from bottega.knowledge.index.vector_index import VectorMetric
-from bottega.naming import ModelSpec
+from bottega.naming import ModelSpec, local_model
 from bottega.pipeline import run_sync
 from bottega.protocols import Generator, Pricer, Prompter, Reranker, turns_only
 from bottega.recipes import Classifier, default_prompter, novelty_gate
@@ -50,9 +51,7 @@ from bottega.recipes.racc import bundled_compressor_for, compressor_loader
 from bottega.recording import PriceTable
 from bottega.reranking import LabelCoverageReranker, MMRReranker
 from bottega.retrieval import tag_keywords
-from bottega.types import Trace
-
-ANSWER_TOKENS = 512
+from bottega.types import Prompt, Reply, Sampling, Trace
 
 
 @dataclass(frozen=True)
@@ -84,9 +83,9 @@ class MethodActor:
     """Methods of a run over its knowledge base. A call takes the key of a method and the index of
     a benchmark item.
 
-    The constructor loads a given compressor, and embeds the knowledge base. `report` receives the
-    cost of drafts at the end, `on_error` the errors of examples that cannot be embedded; `warnings`
-    are returned to the caller of a worker process with the next answer.
+    The constructor loads a given compressor, and embeds the knowledge base. `display` notes the
+    cost of drafts at the end, and warns of examples that cannot be embedded; `warnings` are
+    returned to the caller of a worker process with the next answer.
     """
 
     def __init__(
@@ -98,18 +97,17 @@ class MethodActor:
         hyper: TransformersGenerator | None = None,
         budget: Budget | None = None,
         drafts_file: Path | None = None,
-        report: Callable[[str], None] = note,
-        on_error: OnError = warn,
+        display: Display = SILENT,
         warnings: list[BottegaError] | None = None,
     ) -> None:
-        self._items, self._report, self._retrieve = data.items, report, config.retrieve
+        self._items, self._note, self._retrieve = data.items, display.note, config.retrieve
         self._warnings = [] if warnings is None else warnings
         self._models = [settings.generator, *([hyper] if hyper else [])]
         self._collector = TraceCollector()
-        _check_compressor(config, settings.generator, hyper)
+        _check_compressor(config, settings.generator, hyper, display)
         self._drafts = _drafts(config, settings, budget or Budget(), drafts_file)
         step: ReportStep | None = None  # of the second embedding, by late interaction alone
-        again = progress("embedding tokens", len(data.knowledge))
+        again = display.progress("embedding tokens", len(data.knowledge))
         retrieval = None  # for methods that search nothing
         if needs_search(config.methods, data):
             check_images(data, config.retrieve)
@@ -118,19 +116,20 @@ class MethodActor:
                 draft = DraftModel(self._drafts, _draft_prompt(data, settings), settings.sampling)
             retrieval = open_retrieval(
                 config.retrieve,
-                config.embed,
+                config.embed or BUNDLED,
                 config.embed_text,
                 questions=(example.query.text for example in data.knowledge),
                 draft=draft,
                 groups=config.groups,
                 seed=config.seed,
                 progress=lambda count: step(count) if step else None,
+                display=display,
             )
             data = with_response_keywords(data, retrieval)
         settings = replace(
             settings, labels=data.labels, multi_label=data.multi_label, record=self._collector
         )
-        self._knowledge = filled_knowledge(data, retrieval, config.metric, on_error)
+        self._knowledge = filled_knowledge(data, retrieval, config.metric, display)
         try:
             with again if config.retrieve == "hybrid" else nullcontext() as step:
                 methods = _planned(data, settings, config, retrieval, self._knowledge, hyper)
@@ -154,7 +153,7 @@ class MethodActor:
         await asyncio.to_thread(self._knowledge.close)
         if (drafts := self._drafts) is not None:
             cost = "unknown" if drafts.cost_usd is None else f"{drafts.cost_usd:.4f} USD"
-            self._report(
+            self._note(
                 f"drafts of {self._retrieve}: {plural(drafts.calls, 'call')}, {drafts.tokens}"
                 f" tokens, cost {cost}; not included in the results of the methods"
             )
@@ -170,7 +169,7 @@ class MethodFactory:
     data: Benchmark = field(repr=False)
     config: RunConfig
     model: ModelSpec
-    price: str | None
+    price: Pricer
     hyper: str | None
 
     def __post_init__(self) -> None:
@@ -189,20 +188,23 @@ class MethodFactory:
             hyper=None
             if self.hyper is None
             else local_model(self.hyper, self.model.trust_remote_code),
-            on_error=warnings.append,
+            display=Display(warn=warnings.append),
             warnings=warnings,
         )
 
 
 def _check_compressor(
-    config: RunConfig, generator: Generator, hyper: TransformersGenerator | None
+    config: RunConfig,
+    generator: Generator,
+    hyper: TransformersGenerator | None,
+    display: Display,
 ) -> None:
     """Raise the errors of `CompressorLoader.open` before anything is embedded or answered."""
     if set(COMPRESSION_METHODS).isdisjoint(config.methods):
         return
     folder = config.compressor or bundled_compressor_for(generator)
     loader = compressor_loader(folder, generator, hyper=hyper, store=config.store)
-    with waiting("loading the compressor"):
+    with display.waiting("loading the compressor"):
         run_sync(loader.open())
 
 
@@ -226,14 +228,14 @@ def _planned(
     return plan(config, data, knowledge, settings, search=search, hyper=hyper)
 
 
-def open_classifier(config: RunConfig, model: ModelSpec, price: str | None) -> Classifier:
+def open_classifier(config: RunConfig, model: ModelSpec, price: Pricer) -> Classifier:
     """Return the settings of a classifier with this model."""
     classifier = Classifier(
         model.open(),
         labels=(),
         prompt=open_prompt(config.prompt),
-        order=parse_order(config.order),
-        price=open_prices(price),
+        order=parse_order(config.order or NEAREST_LAST),
+        price=price,
         seed=config.seed,
     )
     tokens = config.max_tokens or ANSWER_TOKENS
@@ -288,7 +290,7 @@ def filled_knowledge(
     data: Benchmark,
     retrieval: CacheRetrieval | None,
     metric: VectorMetric = "cosine",
-    on_error: OnError = warn,
+    display: Display = SILENT,
 ) -> KnowledgeBase:
     """Return the benchmark's knowledge base in memory; it is empty without a retrieval.
 
@@ -297,8 +299,8 @@ def filled_knowledge(
     if retrieval is None:
         return KnowledgeBase.open(":memory:", embed=None)
     knowledge = KnowledgeBase.open(":memory:", embed=retrieval.views(), metric=metric)
-    with progress("embedding", len(data.knowledge) + len(data.items)) as step:
-        knowledge.add(data.knowledge, progress=step, on_error=on_error)
+    with display.progress("embedding", len(data.knowledge) + len(data.items)) as step:
+        knowledge.add(data.knowledge, progress=step, on_error=display.warn)
         retrieval.embedder.embed([item.query for item in data.items])
         step(len(data.items))
     return knowledge
@@ -313,3 +315,39 @@ def check_images(data: Benchmark, retrieve: str) -> None:
             f" {data.name} without one",
             hint=f"{SET_RETRIEVE} text, dual or hybrid",
         )
+
+
+class DraftGenerator:
+    """Generator wrapper that answers each prompt once for all methods of a run.
+
+    `calls`, `tokens` and `cost_usd` count the requests sent; the methods' own figures exclude
+    drafts. `cost_usd` is None if the price is unknown.
+    """
+
+    def __init__(self, inner: Generator, price: Pricer | None = None) -> None:
+        self._inner = inner
+        self._price = price
+        self._replies: dict[str, Reply] = {}
+        self._flights: SingleFlight[str, Reply] = SingleFlight()
+        self.name = inner.name
+        self.turns_only = turns_only(inner)
+        self.calls = self.tokens = 0
+        self.cost_usd: float | None = 0.0
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        key = request_key(self.name, prompt, sampling)
+        if (reply := self._replies.get(key)) is not None:
+            return reply
+        return await self._flights.run(key, partial(self._send, key, prompt, sampling))
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def _send(self, key: str, prompt: Prompt, sampling: Sampling) -> Reply:
+        reply = await self._inner.generate(prompt, sampling)
+        cost = self._price(reply.model, reply.usage) if self._price else 0.0
+        self.calls += 1
+        self.tokens += reply.usage.prompt_tokens + reply.usage.completion_tokens
+        self.cost_usd = add_cost(self.cost_usd, cost)
+        self._replies[key] = reply
+        return reply

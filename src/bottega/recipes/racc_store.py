@@ -1,9 +1,10 @@
-"""Compression of passages into a store with a model in this process or in workers."""
+"""Compression of passages into a store with a model in this process or in workers. Needs torch."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,8 +14,6 @@ from torch import Tensor
 
 from bottega._util.event_loops import BACKGROUND_LOOP, run_closing
 from bottega._util.executor import Executor, LocalExecutor, batched, computed_ahead
-from bottega.cli.components import local_model
-from bottega.cli.output import waiting
 from bottega.compression import (
     CompressorConfig,
     InputBuilder,
@@ -29,11 +28,15 @@ from bottega.generation import TransformersGenerator
 from bottega.generation.loaded import LoadedModel
 from bottega.types import Example
 
+Waiting = Callable[[str], AbstractContextManager[object]]
+
 BATCH = 64
 AHEAD = 2  # calls per worker: one is computed while the next one is sent
 
 
-def load_model(generator: TransformersGenerator) -> LoadedModel:
+def load_model(generator: TransformersGenerator, waiting: Waiting = nullcontext) -> LoadedModel:
+    """Load a model and return it; `waiting` surrounds the loading."""
+
     async def load() -> LoadedModel:
         await generator.load()
         return generator.loaded
@@ -69,16 +72,17 @@ class CompressorActor:
 
 @dataclass(frozen=True)
 class CompressorFactory:
-    """Factory of a `CompressorActor` from the folder of a compressor and the name of its model."""
+    """Factory of a `CompressorActor` from the folder of a compressor and the function that opens
+    its model; worker processes need functions that can be pickled."""
 
     folder: Path
-    model: str
-    trust_remote_code: bool = False
+    open_model: Callable[[], TransformersGenerator]
+    waiting: Waiting = nullcontext
     digest: str = ""
 
     def __call__(self) -> CompressorActor:
-        generator = local_model(self.model, self.trust_remote_code)
-        return CompressorActor(self.folder, load_model(generator), self.digest)
+        model = load_model(self.open_model(), self.waiting)
+        return CompressorActor(self.folder, model, self.digest)
 
 
 @dataclass(frozen=True)

@@ -1,46 +1,31 @@
-"""Execution of `bottega stream`: the master's answers, the streams, and their results."""
+"""Run of streams: the master's answers, the streams, and their results."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import typer
-from typer import Exit
-
-from bottega import __version__
 from bottega._util.durable_files import make_out_folder
 from bottega._util.event_loops import run_closing
 from bottega._util.identity import identity, json_digest
-from bottega._util.progress import plural
-from bottega.cli.components import open_retrieval
-from bottega.cli.evaluation_output import print_plan, stored_text
-from bottega.cli.master_answers import read_answers
-from bottega.cli.output import (
-    at_terminal,
-    format_usd,
-    note,
-    noting_interruption,
-    print_table,
-    say,
-    to_json,
-    warn,
-)
-from bottega.cli.shown_progress import ReportStep, progress
-from bottega.errors import BudgetError, SettingError
-from bottega.evaluation.benchmark import Benchmark, fingerprint
+from bottega._util.progress import SILENT, Display, ReportStep, plural
+from bottega.errors import BottegaError, SettingError
+from bottega.evaluation.benchmark import fingerprint, with_synonyms
+from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.methods.master_answers import (
     MasterAnswers,
     ask_master,
     labelled_questions,
     question_key,
+    read_answers,
 )
-from bottega.evaluation.metrics.metric import bounds
+from bottega.evaluation.methods.method_actor import check_images
+from bottega.evaluation.methods.retrieval import open_retrieval
 from bottega.evaluation.outcomes import (
     Budget,
     CostLimitedGenerator,
@@ -48,7 +33,7 @@ from bottega.evaluation.outcomes import (
     add_cost,
     reply_cost,
 )
-from bottega.evaluation.runs.run_store import CORPUS, RunStore
+from bottega.evaluation.runs.run_store import CORPUS, Failure, RunStore
 from bottega.evaluation.streams.growing_cache import StreamResult
 from bottega.evaluation.streams.stream_plan import (
     APPRENTICE,
@@ -58,8 +43,12 @@ from bottega.evaluation.streams.stream_plan import (
     item_orders,
 )
 from bottega.evaluation.streams.stream_runs import StreamSetup, run_streams
-from bottega.evaluation.streams.stream_summary import COLUMNS as TREND_COLUMNS
-from bottega.evaluation.streams.stream_summary import CurvePoint, find_trends, summarize_streams
+from bottega.evaluation.streams.stream_summary import (
+    CurvePoint,
+    Trend,
+    find_trends,
+    summarize_streams,
+)
 from bottega.generation import ReplayGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.naming import ModelSpec
@@ -69,78 +58,119 @@ from bottega.protocols import Generator, Prompter, Tier, turns_only
 from bottega.recipes import default_prompter
 from bottega.recipes.cache_retrieval import BY_DRAFT, DraftModel
 from bottega.recording import PriceTable
-from bottega.types import Example, Sampling, Usage
+from bottega.types import Example, Reply, Sampling, Usage
 
 REPLIES = "replies"
 APPRENTICE_KEY = "APPRENTICE_API_KEY"
 SHOWN_FAILURES = 10
-MOST_UNCONFIRMED = 1000  # paid requests
 IMAGE_TOKENS = 800  # of one image, to estimate the cost
-COLUMNS = (
-    *("curve", "master", "streams", "n", "accuracy", "low", "high"),
-    *("gain", "low", "high", "sent", "agreement", "USD"),
-)
-PART_COLUMNS = ("curve", "master", "third 1", "third 2", "third 3", "growth", "low", "high")
-FOOTNOTE = (
-    "master is the planned share of the items that go to the master, sent the actual one. gain is"
-    " the apprentice's score minus the score without a cache, on the items that it answered; third"
-    " 1 to 3 are the gains in each third of the streams. growth is the apprentice's score in the"
-    " last third minus that in the first. agreement is the share of the apprentice's answers that"
-    " equal the master's. USD is the mean cost of a stream if every request is sent. p is that of"
-    " Page's trend test, with one block per order."
-)
 
 
-@dataclass
+class MissingAnswersError(BottegaError):
+    """The master did not answer all labelled questions: a smaller cache would give other
+    results."""
+
+
 class StreamRun:
-    """One execution of `bottega stream`. `prices` are the price tables of `master` and of
-    `apprentice`, which is any other model; `out` is the folder of the run."""
+    """Run of the streams of a configuration on their benchmark.
 
-    config: StreamConfig
-    data: Benchmark
-    prices: Mapping[str, PriceTable]
-    out: Path | None
-    budget_usd: float | None
-    concurrency: int
-    apprentice_url: str | None = None
-    asks: bool = False
-    models: list[ReplayGenerator] = field(default_factory=list)
-    replies_before: int = 0
-    failed: int = 0
+    The constructor checks the settings, reads the benchmark and chooses the settings that are not
+    set. `prices` are the price tables of `master` and of `apprentice`, which is any other model;
+    with `apprentice_url`, all others have this endpoint, with the key `APPRENTICE_API_KEY`.
+    `execute` adds complete streams to `results`, so they are kept if a later one fails. It also
+    sets `replies`, all recorded replies of the models, of which `replies_before` come from earlier
+    runs; `failed`, the number of failed answers; `stored` and `failures`, the number of answers and
+    the failed items in the folder of the run. Raises `SettingError`.
+    """
 
-    def print_plan(self) -> None:
-        """Print the size of the run for `--dry-run`."""
-        calls = len(self.config.streams()) * len(self.data.items) + self._corpus_calls
-        drafts = bool(set(BY_DRAFT) & set(self.config.retrieve))
-        tiers, orders = self.config.tiers, len(self.orders)
-        print_plan(self.data, tiers, calls, drafts=drafts, orders=orders)
+    def __init__(
+        self,
+        config: StreamConfig,
+        *,
+        prices: Mapping[str, PriceTable] | None = None,
+        apprentice_url: str | None = None,
+        concurrency: int = 32,
+        display: Display = SILENT,
+    ) -> None:
+        config.check()
+        with display.waiting("reading the benchmark"):
+            data = load_benchmark(
+                config.benchmark, seed=config.seed, limit=config.limit, on_error=display.warn
+            )
+        self.data = with_synonyms(data, config.synonyms)
+        self.config = config = config.chosen(self.data)
+        self.prices = prices or {MASTER: PriceTable(), APPRENTICE: PriceTable()}
+        self.concurrency, self.apprentice_url = concurrency, apprentice_url
+        most = config.max_cached(len(data.items), len(labelled_questions(self.data)))
+        if config.shots > most:
+            display.note(
+                f"{config.shots} shots requested; a cache holds at most {plural(most, 'answer')}"
+            )
+        for name in config.retrieve:
+            check_images(self.data, name)
+        self._display = display
+        self.models: list[ReplayGenerator] = []
+        self.replies: list[Reply] = []
+        self.replies_before = self.failed = 0
+        self.stored: int | None = None
+        self.failures: list[Failure] = []
+        self._results: dict[Stream, StreamResult] = {}
+
+    @property
+    def calls(self) -> int:
+        """The maximum number of completions, without drafts of the retrieval."""
+        return len(self.config.streams()) * len(self.data.items) + self._corpus_calls
 
     @property
     def _corpus_calls(self) -> int:
         asked = self.config.answers is None and set(self.config.starts) - {"none"}
         return len(labelled_questions(self.data)) if asked else 0
 
-    def execute(self, json: Path | None) -> None:
-        """Run all streams, then report the completed ones, also after an error."""
-        streams = self.config.streams()
-        with (
-            self._folder() as folder,
-            self._store() as store,
-            noting_interruption(lambda: stored_text(store, self.out)),
-        ):
-            setup = self._open_setup(folder)
-            self._confirm()
-            results: dict[Stream, StreamResult] = {}
+    @property
+    def results(self) -> dict[Stream, StreamResult]:
+        """The complete streams in the order of the plan. Answers that were stored without a price
+        have the cost of their tokens."""
+        done = (stream for stream in self.config.streams() if stream in self._results)
+        return {stream: self._priced_again(self._results[stream]) for stream in done}
+
+    def curves(self) -> list[CurvePoint]:
+        """Return the points of the curves of all complete streams."""
+        return summarize_streams(self.results, self.config.master, seed=self.config.seed)
+
+    def trends(self) -> list[Trend]:
+        """Return the trends of all complete streams."""
+        return find_trends(self.results, self.config.master)
+
+    @property
+    def cost_usd(self) -> float | None:
+        """The cost of all recorded replies in US dollars; None if a price is unknown."""
+        costs = [reply_cost(reply, self._price) for reply in self.replies]
+        return None if None in costs else sum(cost or 0.0 for cost in costs)
+
+    def execute(
+        self,
+        *,
+        out: Path | None = None,
+        budget_usd: float | None = None,
+        confirm: Callable[[int, float | None], object] = lambda requests, cost_usd: None,
+    ) -> list[CurvePoint]:
+        """Run all streams and return the points of their curves.
+
+        The folder `out` stores replies and answers: the same run resumes there. `confirm` receives
+        the estimated number of paid requests and their cost, None if a price is unknown, before
+        they are sent; it may raise. Raises `BudgetError` when the budget is spent,
+        `MissingAnswersError`, and the first error that would affect every item.
+        """
+        with self._folder(out) as folder, self._store(out) as store:
+            setup = self._open_setup(folder, budget_usd)
+            confirm(*self._paid())
             try:
-                run_closing(self._run(setup, streams, store, results), *self.models)
-            except BudgetError as error:
-                say(f"{error}; {error.hint}")
+                run_closing(self._run(setup, store), *self.models)
             finally:
-                done = {stream: results[stream] for stream in streams if stream in results}
-                self._report(done, setup, json)
-                self._report_failures(store)
-        if self.failed:
-            raise Exit(1)
+                self.replies = [reply for model in self.models for reply in model.replies()]
+                if store is not None:
+                    self.stored, self.failures = store.count(), store.failures()
+        return self.curves()
 
     def _planned_calls(self) -> tuple[int, int]:
         """Estimate the requests to the cheaper models and to the master.
@@ -155,9 +185,8 @@ class StreamRun:
         cheaper = round(items * (sum(cached) + alone + drafts))
         return cheaper, items * any(one.rate for one in streams) + self._corpus_calls
 
-    def _confirm(self) -> None:
-        """Note the number and cost of the paid requests. Ask before more than `MOST_UNCONFIRMED`;
-        raise `Exit` if the user declines, and `SettingError` without a terminal."""
+    def _paid(self) -> tuple[int, float | None]:
+        """Estimate the number and the cost of the paid requests; the cost is None if unknown."""
         config, queries = self.config, [item.query for item in self.data.items]
         tokens = sum(len(q.text) // 4 + IMAGE_TOKENS * len(q.images) for q in queries)
         prompt = tokens // max(1, len(queries))
@@ -172,35 +201,22 @@ class StreamRun:
             usd = add_cost(
                 usd, None if None in costs else left * max(cost or 0.0 for cost in costs)
             )
-        if not paid:
-            return
-        cost = "an unknown price (set --master-price and --apprentice-price)"
-        if usd is not None:
-            cost = f"{format_usd(usd)} USD if replies have {plural(config.max_tokens, 'token')}"
-        requests = plural(paid, "paid request", ",")
-        note(f"about {requests} for {cost}")
-        if not self.asks or paid <= MOST_UNCONFIRMED:
-            return
-        if not at_terminal():
-            problem = f"{requests}, more than {MOST_UNCONFIRMED:,}, need confirmation"
-            raise SettingError(problem, hint="add --yes")
-        if not typer.confirm("Continue?", err=True):
-            raise Exit(1)
+        return paid, usd
 
     @contextmanager
-    def _folder(self) -> Iterator[Path]:
+    def _folder(self, out: Path | None) -> Iterator[Path]:
         """Yield the folder of the recorded replies."""
-        if self.out is None:
+        if out is None:
             with TemporaryDirectory(prefix="bottega-") as folder:
                 yield Path(folder)
             return
-        replies = self.out / REPLIES
+        replies = out / REPLIES
         make_out_folder(replies)
         yield replies
 
     @contextmanager
-    def _store(self) -> Iterator[RunStore | None]:
-        if self.out is None:
+    def _store(self, out: Path | None) -> Iterator[RunStore | None]:
+        if out is None:
             yield None
             return
         settings = {
@@ -209,7 +225,7 @@ class StreamRun:
             "data": fingerprint(self.data),
             "item_orders": self.orders,
         }
-        with closing(RunStore.open(self.out, settings, self.data.items)) as store:
+        with closing(RunStore.open(out, settings, self.data.items)) as store:
             yield store
 
     @cached_property
@@ -238,7 +254,7 @@ class StreamRun:
         table = MASTER if model == self.models[-1].name else APPRENTICE
         return self.prices[table](model, usage)
 
-    def _open_setup(self, folder: Path) -> StreamSetup:
+    def _open_setup(self, folder: Path, budget_usd: float | None) -> StreamSetup:
         """Open the models, with the replies recorded in `folder`, and the embedders."""
         specs = self.config.tiers
         inner = [self._open_cheaper(spec) for spec in specs[:-1]]
@@ -254,7 +270,7 @@ class StreamRun:
             for reply in replies
         ]
         budget = Budget(
-            self.budget_usd,
+            budget_usd,
             spent=sum(cost or 0.0 for cost in costs),
             highest_cost=max((cost or 0.0 for cost in costs), default=0.0),
         )
@@ -273,6 +289,7 @@ class StreamRun:
                 groups=self.config.groups,
                 exclude="same-question",
                 seed=self.config.seed,
+                display=self._display,
             )
             for name in self.config.retrieve
         }
@@ -318,26 +335,21 @@ class StreamRun:
         prompt = default_prompter(model) if turns_only(model) else InterleavedPrompter()
         return DraftModel(model, self._prompt(model) or prompt, self._sampling)
 
-    async def _run(
-        self,
-        setup: StreamSetup,
-        streams: Sequence[Stream],
-        store: RunStore | None,
-        results: dict[Stream, StreamResult],
-    ) -> None:
+    async def _run(self, setup: StreamSetup, store: RunStore | None) -> None:
+        streams = self.config.streams()
         if set(self.config.starts) - {"none"}:
             setup = replace(setup, corpus=await self._corpus(setup))
             if store is not None:
                 await self._restart_changed(store, setup.corpus)
         total = len(streams) * len(self.data.items)
-        with progress("streams", total, counts_money=True) as step:
+        with self._display.progress("streams", total, counts_money=True) as step:
             await run_streams(
                 setup,
                 streams,
                 concurrency=self.concurrency,
                 store=store,
                 done=lambda one: self._count(one, step),
-                finished=results.__setitem__,
+                finished=self._results.__setitem__,
             )
 
     def _count(self, scored: ScoredAnswer | None, step: ReportStep) -> None:
@@ -354,14 +366,16 @@ class StreamRun:
             found.by_question = {key: one for key, one in stored.items() if key in questions}
             missing = len(questions) - len(found.by_question)
             if missing:
-                note(
+                self._display.note(
                     f"{self.config.answers} lacks answers to {missing} of"
                     f" {plural(len(questions), 'labelled question')}: they are left out"
                 )
             return self._usable(found)
         with KnowledgeBase.open(":memory:", embed=None) as empty:
             ask = setup.pipeline(empty, lambda tiers: FixedRouter(tiers[-1]), remember=False)
-            with progress("the master's answers", len(questions), counts_money=True) as step:
+            with self._display.progress(
+                "the master's answers", len(questions), counts_money=True
+            ) as step:
                 await ask_master(
                     replace(ask, record=None).trace,
                     list(questions.values()),
@@ -370,16 +384,18 @@ class StreamRun:
                     done=lambda cost: step(1, cost),
                 )
         for error in list(found.failed.values())[:SHOWN_FAILURES]:
-            warn(error)
+            self._display.warn(error)
         cost = "an unknown amount" if found.cost_usd is None else f"{found.cost_usd:.4f}"
-        note(
+        self._display.note(
             f"the master answered {len(found.by_question)} of"
             f" {plural(len(questions), 'labelled question')} for {cost} USD;"
             f" {len(found.failed)} failed, {found.unusable} invalid or truncated"
         )
         if found.failed:  # a smaller cache would give other results
-            say("repeat the command to ask the failed questions again")
-            raise Exit(1)
+            raise MissingAnswersError(
+                f"the master did not answer {plural(len(found.failed), 'labelled question')}",
+                hint="repeat the command to ask the failed questions again",
+            )
         return self._usable(found)
 
     async def _restart_changed(self, store: RunStore, corpus: Sequence[Example]) -> None:
@@ -388,7 +404,9 @@ class StreamRun:
         digest = json_digest([[identity(one), one.rationale] for one in corpus])
         if store.note(CORPUS, digest) in (None, digest):
             return
-        note("the master's answers have changed: streams that start with them run again")
+        self._display.note(
+            "the master's answers have changed: streams that start with them run again"
+        )
         for stream in self.config.streams():
             if stream.curve.start != "none":
                 await store.forget((stream.name, self.config.shots))
@@ -402,69 +420,3 @@ class StreamRun:
                 hint="set --start none, or another master",
             )
         return answers
-
-    def _report(
-        self, results: Mapping[Stream, StreamResult], setup: StreamSetup, json: Path | None
-    ) -> None:
-        results = {stream: self._priced_again(one) for stream, one in results.items()}
-        points = summarize_streams(results, setup.master.name, seed=self.config.seed)
-        if not points:
-            return
-        config, data = self.config, self.data
-        say(
-            f"{data.name}: {plural(len(data.items), 'item')} in {plural(config.orders, 'order')};"
-            f" apprentice {' and '.join(config.tiers[:-1])}, master {config.tiers[-1]}, router"
-            f" {config.router}; {data.metrics[0].name.replace('_', ' ')} with 95 % intervals"
-        )
-        print_table(COLUMNS, [_row(point) for point in points])
-        if any(point.growth for point in points):
-            say("")
-            print_table(PART_COLUMNS, [_part_row(point) for point in points if point.growth])
-        trends = find_trends(results, setup.master.name)
-        if trends:
-            say("")
-            print_table(TREND_COLUMNS, [trend.row for trend in trends])
-        sent = [reply for model in self.models for reply in model.replies()]
-        costs = [reply_cost(reply, self._price) for reply in sent]
-        usd = "unknown" if None in costs else f"{sum(cost or 0.0 for cost in costs):.6f} USD"
-        say(
-            f"\nrequests sent: {len(sent)} ({self.replies_before} in earlier runs), cost {usd};"
-            " equal requests are sent once"
-        )
-        note(FOOTNOTE)
-        if json is not None:
-            document = {
-                **config.record(),
-                "items": len(data.items),
-                "requests": len(sent),
-                "cost_usd": None if None in costs else sum(cost or 0.0 for cost in costs),
-                "curves": points,
-                "trends": trends,
-                "bottega": __version__,
-            }
-            json.write_bytes(to_json(document))
-
-    def _report_failures(self, store: RunStore | None) -> None:
-        failures = store.failures() if store else []
-        for one in failures[:SHOWN_FAILURES]:
-            say(f"failed: {one.method}, item {one.index}: {one.error}")
-        if self.failed:
-            hint = (
-                "repeat the command to retry them" if store else "store replies with --out FOLDER"
-            )
-            say(f"{plural(self.failed, 'answer')} failed; {hint}")
-
-
-def _row(point: CurvePoint) -> tuple[object, ...]:
-    return (
-        *(point.curve, f"{point.rate:g}", point.streams, point.n),
-        *bounds(point.accuracy),
-        *bounds(point.gain),
-        *(point.master_share, point.agreement),
-        "unknown" if point.cost_usd is None else f"{point.cost_usd:.4f}",
-    )
-
-
-def _part_row(point: CurvePoint) -> tuple[object, ...]:
-    parts = (None if one is None else one.value for one in point.gains)
-    return point.curve, f"{point.rate:g}", *parts, *bounds(point.growth)

@@ -1,27 +1,19 @@
-"""Training of compressors with models in this process."""
+"""Training of compressors (RACC) as planned in a file, with models in this process. Needs torch."""
 
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 
 from bottega._util.durable_files import lock_file, os_errors, replace_file
-from bottega._util.progress import plural
-from bottega.cli.components import check_retrieve, local_model, open_retrieval
-from bottega.cli.compressor_plan import Plan, TrainingSettings
-from bottega.cli.method_actor import check_images, filled_knowledge
-from bottega.cli.output import note, say, waiting, warn
-from bottega.cli.shown_progress import progress
-from bottega.cli.store_building import PassageSizes, load_model, source_bytes
-from bottega.compression import RaccModel, save
+from bottega._util.progress import SILENT, Display, plural
+from bottega.compression import CompressorConfig, RaccModel, save
 from bottega.compression.objective import TrainingExample, TrainingObjective
 from bottega.compression.persistence import SETTINGS, fingerprint, same_model
 from bottega.compression.training import CHECKPOINT, TrainingProgress, train
@@ -30,7 +22,9 @@ from bottega.evaluation import benchmark
 from bottega.evaluation.benchmark import Benchmark, is_passage
 from bottega.evaluation.benchmarks.loading import load_benchmark
 from bottega.evaluation.benchmarks.passages import with_passages
-from bottega.evaluation.methods.retrieval import retriever_factory
+from bottega.evaluation.compressor_plan import Plan, TrainingSettings
+from bottega.evaluation.methods.method_actor import check_images, filled_knowledge
+from bottega.evaluation.methods.retrieval import check_retrieve, open_retrieval, retriever_factory
 from bottega.evaluation.methods.training_data import (
     GoldPassageSampler,
     RetrievedPassageSampler,
@@ -44,28 +38,25 @@ from bottega.evaluation.methods.training_data import (
 )
 from bottega.generation import TransformersGenerator
 from bottega.kv_prefix import Geometry
+from bottega.naming import local_model
+from bottega.recipes.racc_store import PassageSizes, load_model, source_bytes
 from bottega.recipes.racc_training import check_answers, new_compressor, training_objective
 
 # `preset` is recorded as the settings that it sets.
 UNRECORDED = ("out", "preset")
 SETTINGS_FILE, LOSSES, LOCK = "training.json", "losses.jsonl", "lock"
 PROGRESS_LINES = 20
+# Yields a function that returns whether the training shall stop after the current step.
+Interruption = Callable[[], AbstractContextManager[Callable[[], bool]]]
 
 
-def print_data(plan: Plan) -> None:
-    """Print the data and the steps of a training that is not started."""
+def describe_training(plan: Plan, display: Display = SILENT) -> list[str]:
+    """Return lines on the data and the steps of a training. Loads no model."""
     settings = plan.settings
     _open_models(settings)  # checks their names
-    data = _read_benchmark(settings)
+    data = _read_benchmark(settings, display)
     _, held_out = split_validation(training_items(data), settings.validate, settings.seed)
-    _print_questions(data, len(held_out))
-    config = plan.compressor
-    say(
-        f"{settings.hyper or settings.model} compresses a passage into "
-        f"{plural(config.document_prompts, 'prompt')}, and {plural(settings.shots, 'passage')} and"
-        f" a question into {config.query_prompts}"
-        f" positions before {settings.model}; {_steps(plan)}"
-    )
+    return [_questions(data, len(held_out)), f"{_sizes(plan, plan.compressor)}; {_steps(plan)}"]
 
 
 def _open_models(
@@ -77,13 +68,25 @@ def _open_models(
     return base, local_model(settings.hyper, trust_remote_code) if settings.hyper else None
 
 
-def train_compressor(plan: Plan, *, trust_remote_code: bool = False) -> bool:
-    """Train as planned and return whether the training finished."""
+def train_compressor(
+    plan: Plan,
+    *,
+    trust_remote_code: bool = False,
+    display: Display = SILENT,
+    describe: Callable[[str], object] = lambda line: None,
+    interruption: Interruption = lambda: nullcontext(lambda: False),
+) -> bool:
+    """Train as planned and return whether the training finished. Its folder keeps checkpoints: the
+    same plan resumes.
+
+    `describe` receives lines on the models and the data before the first step. The training ends
+    after a step if the function that `interruption` yields returns True.
+    """
     settings = plan.settings
     base, hyper = _open_models(settings, trust_remote_code)
-    data = _read_benchmark(settings)
-    model = load_model(base)
-    hyper_model = load_model(hyper) if hyper else None
+    data = _read_benchmark(settings, display)
+    model = load_model(base, display.waiting)
+    hyper_model = load_model(hyper, display.waiting) if hyper else None
     check_training_images(data, model, hyper_model, distill=plan.training.distill)
     objective = training_objective(
         model, hyper_model, layer=settings.layer, answer_tokens=settings.answer_tokens
@@ -94,24 +97,28 @@ def train_compressor(plan: Plan, *, trust_remote_code: bool = False) -> bool:
         plan.compressor, width=objective.hyper.width, geometry=Geometry.of(objective.base)
     )
     with (
-        _training_examples(settings, data) as (sampler, held_out),
+        _training_examples(settings, data, display) as (sampler, held_out),
         _lock(settings.out),
     ):
         _check_folder(replace(plan, compressor=config), objective, data)
         if (settings.out / SETTINGS).exists():  # also if its checkpoint was deleted
-            note(f"{settings.out} holds the finished compressor of this training")
+            display.note(f"{settings.out} holds the finished compressor of this training")
             return True
         racc = new_compressor(config, objective, seed=plan.training.seed, pipe=settings.pipe)
-        _print_plan(plan, racc, data, len(held_out))
+        for line in _description(plan, racc, data, len(held_out)):
+            describe(line)
         if (settings.out / CHECKPOINT).exists():
-            note(f"resuming from the checkpoint in {settings.out}")
+            display.note(f"resuming from the checkpoint in {settings.out}")
         elif settings.calibrate:
             examples = sampler.sample(settings.calibrate, -1)
             relevant = sum(any(one.relevant) for one in examples)
-            note(f"{relevant} of the first {len(examples)} examples have a relevant passage")
-            with waiting("calibrating"):
+            display.note(
+                f"{relevant} of the first {len(examples)} examples have a relevant passage"
+            )
+            with display.waiting("calibrating"):
                 objective.calibrate(racc, examples)
-        finished = _train(racc, objective, sampler, held_out, plan)
+        with interruption() as stopped:
+            finished = _train(racc, objective, sampler, held_out, plan, display, stopped)
         if finished:
             save(
                 racc,
@@ -123,8 +130,8 @@ def train_compressor(plan: Plan, *, trust_remote_code: bool = False) -> bool:
         return finished
 
 
-def _read_benchmark(settings: TrainingSettings) -> Benchmark:
-    data = load_benchmark(settings.benchmark, seed=settings.seed, on_error=warn)
+def _read_benchmark(settings: TrainingSettings, display: Display) -> Benchmark:
+    data = load_benchmark(settings.benchmark, seed=settings.seed, on_error=display.warn)
     if settings.seed == 0 and all(map(is_passage, data.knowledge)):
         raise SettingError(
             f"{data.name} has no training questions, so training generates them from seed, and seed"
@@ -132,7 +139,7 @@ def _read_benchmark(settings: TrainingSettings) -> Benchmark:
             hint="set seed to another number: seed = 20000",
         )
     if settings.passages is not None:
-        data = with_passages(data, settings.passages, on_error=warn)
+        data = with_passages(data, settings.passages, on_error=display.warn)
     check_training_data(data, settings.shots)
     if not names_gold_passages(training_items(data), passages_of(data)):
         check_images(_searched(data), settings.retrieve)
@@ -146,7 +153,7 @@ def _searched(data: Benchmark) -> Benchmark:
 
 @contextmanager
 def _training_examples(
-    settings: TrainingSettings, data: Benchmark
+    settings: TrainingSettings, data: Benchmark, display: Display
 ) -> Iterator[tuple[TrainingSampler, list[TrainingExample]]]:
     """Yield the sampler of training examples and the validation examples."""
     passages, questions = passages_of(data), training_items(data)
@@ -162,7 +169,7 @@ def _training_examples(
             batch=batch,
             scores=data.passage_scores,
         )
-        with waiting("reading questions and passages"):
+        with display.waiting("reading questions and passages"):
             samplers = [sample(part) for part in (items, held_out) if part]
         yield samplers[0], samplers[-1].of(held_out)
         return
@@ -172,9 +179,10 @@ def _training_examples(
         settings.embed,
         questions=(passage.query.text for passage in passages),
         seed=seed,
+        display=display,
     )
-    with filled_knowledge(searched, retrieval) as knowledge:
-        with waiting("indexing passages"):
+    with filled_knowledge(searched, retrieval, display=display) as knowledge:
+        with display.waiting("indexing passages"):
             retrieve = retriever_factory(retrieval)(searched, knowledge)
         sampler = RetrievedPassageSampler(
             data, items, retrieve, seed=seed, shots=shots, batch=batch
@@ -247,22 +255,27 @@ def _equal(name: str, stored: object, value: object) -> bool:
         return False
 
 
-def _print_plan(plan: Plan, racc: RaccModel, data: Benchmark, held_out: int) -> None:
-    settings, config, passages = plan.settings, racc.config, passages_of(data)
-    text, images = np.mean([source_bytes(one) for one in passages], axis=0)
-    say(
+def _description(plan: Plan, racc: RaccModel, data: Benchmark, held_out: int) -> Iterator[str]:
+    """Yield lines on a training whose models are loaded."""
+    text, images = np.mean([source_bytes(one) for one in passages_of(data)], axis=0)
+    yield _sizes(plan, racc.config)
+    yield f"per passage: {PassageSizes.of(text, images, racc.config)}"
+    yield _questions(data, held_out)
+    yield f"{sum(one.numel() for one in racc.parameters())} parameters, {_steps(plan)}"
+
+
+def _sizes(plan: Plan, config: CompressorConfig) -> str:
+    settings = plan.settings
+    return (
         f"{settings.hyper or settings.model} compresses a passage into "
         f"{plural(config.document_prompts, 'prompt')}, and {plural(settings.shots, 'passage')} and"
         f" a question into {config.query_prompts}"
         f" positions before {settings.model}"
     )
-    say(f"per passage: {PassageSizes.of(text, images, config)}")
-    _print_questions(data, held_out)
-    say(f"{sum(one.numel() for one in racc.parameters())} parameters, {_steps(plan)}")
 
 
-def _print_questions(data: Benchmark, held_out: int) -> None:
-    say(
+def _questions(data: Benchmark, held_out: int) -> str:
+    return (
         f"{data.name}: {plural(len(training_items(data)) - held_out, 'training question')},"
         f" {plural(held_out, 'validation question')}, {plural(len(passages_of(data)), 'passage')}"
     )
@@ -282,9 +295,11 @@ def _train(
     sampler: TrainingSampler,
     held_out: list[TrainingExample],
     plan: Plan,
+    display: Display,
+    stopped: Callable[[], bool],
 ) -> bool:
     out, steps = plan.settings.out, plan.training.steps
-    with progress("training", steps) as advance, _interruption() as stopped:
+    with display.progress("training", steps) as advance:
         reached = 0
 
         def report(now: TrainingProgress) -> None:
@@ -296,7 +311,7 @@ def _train(
             shown = reached == steps or reached % max(1, steps // PROGRESS_LINES) == 0
             if shown or now.validation is not None:
                 validated = "" if now.validation is None else f", validation {now.validation:.4f}"
-                note(f"step {reached}: loss {now.loss:.4f}, rate {now.rate:.1e}{validated}")
+                display.note(f"step {reached}: loss {now.loss:.4f}, rate {now.rate:.1e}{validated}")
 
         return train(
             racc,
@@ -308,21 +323,3 @@ def _train(
             report=report,
             stopped=stopped,
         )
-
-
-@contextmanager
-def _interruption() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C was pressed, so the current step can finish. The
-    second Ctrl-C ends the process at once."""
-    interrupted = False
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal interrupted
-        interrupted = True
-        signal.signal(signal.SIGINT, previous)
-
-    previous = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield lambda: interrupted
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -1,4 +1,4 @@
-"""Plan of `bottega compress train`: a TOML file, a preset and options of the command."""
+"""Plan of a compressor's training: a TOML file, a preset and changes to both."""
 
 from __future__ import annotations
 
@@ -66,12 +66,17 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Settings of a training. `hyper` is the model that compresses, `model` by default; `layer` is
-    the layer of `hyper` whose states are read. `calibrate` training examples set the scales
-    and fit the start before the first step; 0 disables it. `relevance` replaces the benchmark's
-    rule for relevant passages. With `pipe`, appended prompts start as the embeddings of a sentence,
-    else they are random. `answer_tokens` is the maximum length of an answer; `preset` replaces
-    defaults."""
+    """Settings of a training, whose folder is `out`. `seed` seeds every random choice.
+
+    `hyper` is the model that compresses, `model` by default; `layer` is the layer of `hyper` whose
+    states are read. `batch` training examples are read at once, with `shots` passages each, found
+    by `retrieve` and `embed`; if questions name their passages, these are from the same episode,
+    and in the share `hard_negatives` similar to the right one. `validate` questions are held out.
+    `calibrate` training examples set the scales and fit the start before the first step; 0 disables
+    it. `relevance` replaces the benchmark's rule for relevant passages. With `pipe`, appended
+    prompts start as the embeddings of a sentence, else they are random. `answer_tokens` is the
+    maximum length of an answer; `preset` replaces defaults.
+    """
 
     benchmark: str
     out: FilePath
@@ -108,16 +113,22 @@ def load_plan(
 ) -> Plan:
     """Read the TOML file. `changes` (NAME=VALUE) override its settings, and `options` other than
     None override both. Raises `SettingError` for errors visible before a model is loaded."""
+    document = read_toml(file, hint=HELP)
+    for change in changes:
+        document = _merged(document, _parsed(change))
+    document |= {name: value for name, value in (options or {}).items() if value is not None}
+    return read_plan(document, str(file))
+
+
+def read_plan(document: Mapping[str, Any], name: str = "plan") -> Plan:
+    """Return the plan with these settings, as in a TOML file. Errors call it `name`. Raises
+    `SettingError` for errors visible before a model is loaded."""
     check_torch()
     from bottega.compression import CompressorConfig
     from bottega.compression.objective import TrainingConfig
     from bottega.kv_prefix import Geometry
 
-    document, path = read_toml(file, hint=HELP), SettingPath(str(file))
-    for change in changes:
-        document = _merged(document, _parsed(change))
-    document |= {name: value for name, value in (options or {}).items() if value is not None}
-    preset = document.get("preset")
+    path, preset = SettingPath(name), document.get("preset")
     if isinstance(preset, str) and preset in PRESETS:
         document = _merged(PRESETS[preset], document)
     names = [one.name for one in fields(TrainingSettings)]
