@@ -46,7 +46,7 @@ CHAT = ("/v1/chat/completions", "/chat/completions")
 RESPONSES = ("/v1/responses", "/responses")
 MESSAGES = ("/v1/messages",)
 TOKEN_COUNT = "/v1/messages/count_tokens"
-CHAT_PATHS = {*CHAT, *RESPONSES, *COMPLETIONS, *EMBEDDINGS}
+API_PATHS = {*CHAT, *RESPONSES, *COMPLETIONS, *EMBEDDINGS}
 CREATED = 1767225600  # creation time of the virtual models: clients need a number
 CONSOLE = "/ui"
 SERVED_HINT = (
@@ -86,7 +86,7 @@ def is_console(path: str) -> bool:
 
 
 def is_api(path: str) -> bool:
-    return path.startswith("/v1/") or path in CHAT_PATHS
+    return path.startswith("/v1/") or path in API_PATHS
 
 
 def unframed(send: Send) -> Send:

@@ -177,8 +177,8 @@ class Tenant:
     examples; without a `writer` none do. `shadow` measures the benefit of demonstrations, also
     where the gate of `pipeline` hides them: `ungated` shows them. `charge` is called with the cost
     of measurements, for a router that holds a budget. `best` returns the similarity of the nearest
-    example found for a query, shown or not; `example` reads a stored one by its id, and `embed`
-    returns the vectors of queries by the embedder of the cache; both block. `can_embed` returns
+    example found for a query, shown or not. `example` reads a stored example by its id and `embed`
+    computes the vectors of queries with the embedder of the cache; these two block. `can_embed` returns
     whether that reads anything of a query: answers to others are not stored. `confidence_fields`
     are request fields that report the confidence of an answer, such as `logprobs` or `n`, by tier.
     `variants` are the tenant as the variants of an experiment see it, by id."""
@@ -245,21 +245,21 @@ class RequestRecord:
         """Return the ledger entry. Its reason joins the reasons for the tier and for the end."""
         ended = f"{self.state}: {self.reason}".replace("_", " ") if self.reason else ""
         return Entry(
-            self.begun,
-            self.request_id,
-            self.account.id,
-            self.namespace,
-            self.route,
-            self.model,
-            self.state,
-            self.shots,
-            self.similarity,
-            self.usage.prompt_tokens,
-            self.usage.completion_tokens,
-            self.usage.cached_tokens,
-            self.cost_usd,
-            self.seconds,
-            self.status,
+            time=self.begun,
+            request_id=self.request_id,
+            account=self.account.id,
+            namespace=self.namespace,
+            tier=self.route,
+            model=self.model,
+            state=self.state,
+            shots=self.shots,
+            similarity=self.similarity,
+            prompt_tokens=self.usage.prompt_tokens,
+            completion_tokens=self.usage.completion_tokens,
+            cached_tokens=self.usage.cached_tokens,
+            cost_usd=self.cost_usd,
+            seconds=self.seconds,
+            status=self.status,
             dismissed_usd=self.dismissed_usd,
             variant=self.variant,
             reason="; ".join(filter(None, (self.route_reason, ended))),

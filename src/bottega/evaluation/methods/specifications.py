@@ -53,11 +53,12 @@ SEARCH_METHODS = ("rcts", "rcts-flat", "rcts-random", "rcts-best-of-n")
 class MethodSpec:
     """Definition of an evaluation method: its needs, its construction and its baselines.
 
-    A method answers by a `vote`, by a classifier of `vectors`, or by a pipeline that `build`
-    changes and whose query `swap` replaces. `shots` is the only number of shots of a method that
-    has just one. Methods that `match_search_cost` may spend as much as RCTS's tree search, so they
-    see its rationales.
-    `baselines` are the methods that it is compared with, `note` explains it under the results.
+    `name` stands in `--methods`; `retrieval` says how its examples are found. A method answers by a
+    `vote`, by a classifier (with `retrieval` "vectors"), or by the pipeline of Visual RAG, of which
+    `build` replaces parts and `swap` the image or the question. `shots` is the only number of shots
+    of a method that has just one. Methods that `match_search_cost` may spend as much as RCTS's tree
+    search, so they see its rationales. `baselines` are the methods that it is compared with, `note`
+    explains it under the results.
     """
 
     name: str

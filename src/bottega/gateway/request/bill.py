@@ -90,15 +90,15 @@ class Bill:
     estimates: TokenEstimates
 
     async def reserve(self, call: UpstreamCall) -> None:
-        """Reserve the largest expected cost of the call, unless it is free. Raises `BudgetError` if
-        the cost exceeds the rest of the budget."""
+        """Reserve the largest expected cost of the call, unless it is free. Raises
+        `AccountBudgetError` if the cost exceeds the rest of the budget."""
         if (reservation := self._reservation(call)) is not None:
             largest_usage = Usage(self._max_prompt(call), self._max_output(call))
             await reservation.reserve(self.price(call.model, largest_usage) or 0.0)
 
     async def reserve_search(self, call: UpstreamCall, completions: int) -> None:
         """Reserve the largest expected cost of a search of this many completions like `call`, whose
-        prompts may also contain an earlier reply. Raises `BudgetError` like `reserve`."""
+        prompts may also contain an earlier reply. Raises `AccountBudgetError` like `reserve`."""
         if (reservation := self._reservation(call)) is not None:
             output = self._max_output(call)
             largest_usage = Usage(self._max_prompt(call) + output, output)

@@ -53,8 +53,8 @@ class RequestSearch:
         return self.served.name
 
     async def run(self, k: int) -> ChatResult:
-        """Return the answer with the chosen demonstrations. Raises `SearchError`, and `BudgetError`
-        if the key's budget does not allow the whole search."""
+        """Return the answer with the chosen demonstrations. Raises `SearchError`, and
+        `AccountBudgetError` if the key's budget does not allow the whole search."""
         pipeline, query = self.query.pipeline, self.query.query
         assert pipeline.retrieve is not None
         found = await pipeline.retrieve(query, max(k, FETCH))
