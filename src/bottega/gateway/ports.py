@@ -178,10 +178,11 @@ class Tenant:
     where the gate of `pipeline` hides them: `ungated` shows them. `charge` is called with the cost
     of measurements, for a router that holds a budget. `best` returns the similarity of the nearest
     example found for a query, shown or not. `example` reads a stored example by its id and `embed`
-    computes the vectors of queries with the embedder of the cache; these two block. `can_embed` returns
-    whether that reads anything of a query: answers to others are not stored. `confidence_fields`
-    are request fields that report the confidence of an answer, such as `logprobs` or `n`, by tier.
-    `variants` are the tenant as the variants of an experiment see it, by id."""
+    computes the vectors of queries with the embedder of the cache; these two block. `can_embed`
+    returns whether that reads anything of a query: answers to others are not stored.
+    `confidence_fields` are request fields that report the confidence of an answer, such as
+    `logprobs` or `n`, by tier. `variants` are the tenant as the variants of an experiment see it,
+    by id."""
 
     pipeline: Pipeline
     writer: ExampleWriter | None = None
