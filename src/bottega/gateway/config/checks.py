@@ -16,6 +16,7 @@ from bottega.gateway.config.gateway_settings import (
 )
 from bottega.gateway.config.tier_settings import TierSettings
 from bottega.openai_api.request import SERVICE_TIER
+from bottega.recipes.cache_retrieval import WITHOUT_METRIC
 from bottega.reranking.selection import MAX_SHOWN
 
 # Settings that each router reads, and those of which it needs exactly one.
@@ -32,7 +33,6 @@ NEEDED = {
     "confidence": ("min_confidence",),
 }
 SAMPLES = {"usd_per_1k": 1.0, "min_similarity": 0.8, "min_confidence": 0.7}
-WITHOUT_SIMILARITY = ("bm25", "hybrid")
 UNDROPPABLE = {"model", "messages", "stream"}  # the gateway needs these fields
 # A browser leaves out the default port. Browser extensions and desktop apps have other schemes.
 ORIGIN = re.compile(
@@ -166,7 +166,7 @@ def _check_passages(config: Config, tier: TierSettings, path: SettingPath) -> No
 
 
 def check_similarities(config: Config, path: SettingPath) -> None:
-    scale = config.cache.retrieve not in WITHOUT_SIMILARITY
+    scale = config.cache.retrieve not in WITHOUT_METRIC
     for section, number in (
         ("cache", config.cache.min_similarity),
         ("route", config.route.min_similarity),

@@ -19,7 +19,6 @@ from bottega._util.settings import (
 )
 from bottega.errors import SettingError
 from bottega.gateway.config.checks import (
-    WITHOUT_SIMILARITY,
     check_cache_settings,
     check_hosts,
     check_parts_read,
@@ -60,6 +59,7 @@ from bottega.gateway.config.variant_settings import (
 from bottega.naming import COMPLETIONS, REMOTE
 from bottega.openai_api.endpoint import check_header
 from bottega.openai_api.errors import ApiError
+from bottega.recipes.cache_retrieval import WITHOUT_METRIC
 
 VARIANT_SECTIONS: dict[str, type[VariantCacheSettings | RouterSettings]] = {
     "cache": VariantCacheSettings,
@@ -161,7 +161,7 @@ def _default_route(route: T, config: Config) -> T:
 def _default_similarity(retrieve: str, least: float | None) -> float | None:
     """Return the similarity threshold of demonstrations, since unrelated ones reduce accuracy.
     Scores without a fixed scale have none."""
-    return MIN_SIMILARITY if least is None and retrieve not in WITHOUT_SIMILARITY else least
+    return MIN_SIMILARITY if least is None and retrieve not in WITHOUT_METRIC else least
 
 
 def _experiment(table: object, path: SettingPath) -> ExperimentSettings:
