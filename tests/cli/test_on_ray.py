@@ -276,7 +276,7 @@ def test_running_cluster_returns_the_local_vectors(
         code = process.wait(SECONDS)
     log = (tmp_path / "log").read_text()
     assert code == 0, log
-    assert log == local.out.replace("local.db", "ray.db")  # Ray prints nothing
+    assert log == (local.out + local.err).replace("local.db", "ray.db")  # Ray prints nothing
     assert vectors(Path("ray.db")) == vectors(Path("local.db"))
 
 
