@@ -169,16 +169,21 @@ class StoreChecks(NamedTuple):
 
 
 class SearchScope(NamedTuple):
-    """Part of the rows that a search may return: a view, filters and an exclusion."""
+    """Part of the rows that a search may return: a view, filters and an exclusion. A search that
+    `is_plain` does not use a fitted metric."""
 
     by: str | None
     where: Filter | None
     within: Collection[str] | None
     exclude: Exclude
+    is_plain: bool = False
 
 
 class VectorSearch(Protocol):
     """Search of the rows by vectors. It finds every row that any process has committed."""
+
+    @property
+    def metric(self) -> str: ...
 
     def view(self, by: str | None) -> tuple[StoredView, View]: ...
 

@@ -1,0 +1,155 @@
+"""Search under a fitted metric: an index in memory of transformed vectors, for every kind of
+store."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from threading import Lock
+
+import numpy as np
+
+from bottega._util.executor import batched
+from bottega.errors import SettingError, StoreError
+from bottega.knowledge.index.vector_index import FlatIndex
+from bottega.knowledge.metric import FittedMetric
+from bottega.knowledge.records import Change, SearchHit, StoredView, View
+from bottega.knowledge.search import ATTEMPTS, MAX_DELETED, ExampleCache, empty_error
+from bottega.knowledge.stores import RowStore, SearchScope, VectorSearch
+from bottega.protocols import Vectors
+from bottega.types import Candidate, Query
+
+PAGE = 2048
+
+
+class FittedSearch:
+    """Search that compares the rows of one view under a fitted metric, and leaves other views, and
+    requests for the plain metric, to the search of the store.
+
+    The index transforms the stored vectors with the metric that this handle read when it was
+    opened, so no search ever compares vectors of two metrics. It follows the changes of all
+    processes.
+    """
+
+    def __init__(
+        self, rows: RowStore, plain: VectorSearch, metric: FittedMetric, view: int
+    ) -> None:
+        self._rows, self._plain = rows, plain
+        self.fitted, self._view = metric, view
+        self._index: FlatIndex | None = None
+        self._keys: dict[str, int] = {}  # of indexed rows by id
+        self._seq = 0  # the last change that the index contains
+        self._recent = ExampleCache()
+        self._lock = Lock()
+
+    @property
+    def metric(self) -> str:
+        return f"fitted (shrinkage {self.fitted.shrinkage:g})"
+
+    def view(self, by: str | None) -> tuple[StoredView, View]:
+        return self._plain.view(by)
+
+    def views(self) -> dict[str, View]:
+        return self._plain.views()
+
+    def check_filled(self, by: str | None) -> None:
+        self._plain.check_filled(by)
+
+    def vectors(self, ids: Sequence[str], by: str | None) -> Vectors:
+        return self._plain.vectors(ids, by)
+
+    def neighbours(self, ids: Sequence[str], k: int, by: str | None) -> list[list[SearchHit]]:
+        return self._plain.neighbours(ids, k, by)
+
+    def wait_for_indexes(self) -> None:
+        self._plain.wait_for_indexes()
+
+    def close_indexes(self) -> None:
+        with self._lock:
+            self._index = None
+            self._recent.clear()
+        self._plain.close_indexes()
+
+    def nearest(
+        self, vectors: Vectors, k: int, scope: SearchScope, excluded_for: Sequence[Query] | None
+    ) -> list[list[Candidate]]:
+        """Return the candidates of each vector, repeating the search if a hit was deleted."""
+        if scope.is_plain or self.view(scope.by)[0].number != self._view:
+            return self._plain.nearest(vectors, k, scope, excluded_for)
+        if vectors.shape[1:] != self.fitted.centre.shape:
+            raise SettingError(
+                f"vectors must have the shape (n, {len(self.fitted.centre)}), got {vectors.shape}",
+                hint="use the embedder of this knowledge base",
+            )
+        for _ in range(ATTEMPTS):
+            index = self._current()
+            own = None
+            if excluded_for is not None:
+                own = [self._rows.excluded_keys(query, scope.exclude) for query in excluded_for]
+            allowed = self._allowed(scope)
+            hits = index.search(self.fitted.transform(vectors), k, allowed=allowed, excluded=own)
+            candidates = self._candidates(hits, len(index))
+            if candidates is not None:
+                return candidates
+        raise StoreError(
+            f"examples of {self._rows.name} are deleted faster than a search can read them",
+            hint="repeat the search",
+        )
+
+    def _allowed(self, scope: SearchScope) -> Collection[int] | None:
+        if scope.where is None and scope.within is None:
+            return None
+        ids = None if scope.where is None else set(self._rows.ids_where(scope.where))
+        if scope.within is not None:
+            ids = set(scope.within) if ids is None else ids.intersection(scope.within)
+        return self._rows.keys(ids or ()).values()
+
+    def _current(self) -> FlatIndex:
+        """Return the index with every change that any process has committed."""
+        with self._lock:
+            last = self._rows.last_seq()  # before the rows: a later change is applied again
+            if self._index is None or not self._catch_up(self._index, last):
+                self._keys, self._index = {}, FlatIndex(self.fitted.dimension, "cosine")
+                self._put(self._index, self._rows.ids_where())
+            self._seq = last
+            if not len(self._index):
+                raise empty_error(self._rows)
+            return self._index
+
+    def _catch_up(self, index: FlatIndex, last: int) -> bool:
+        """Apply the missing changes. Return False if the log has lost some of them."""
+        while self._seq < last:
+            changes = self._rows.example_changes_since(self._seq, PAGE)
+            # Read after the changes: another process may have pruned before they were read.
+            if self._seq < self._rows.pruned():
+                return False
+            self._put(index, dict.fromkeys(one.id for one in changes))
+            self._seq = changes[-1].seq if changes else last
+        return True
+
+    def _put(self, index: FlatIndex, ids: Iterable[str]) -> None:
+        """Replace the rows of these ids by those that are stored now."""
+        for page in batched(ids, PAGE):
+            keys = self._rows.keys(page)
+            found = self._rows.vectors(keys.values(), self._view)
+            changes = [
+                Change(0, old, None)
+                for id in page
+                if (old := self._keys.pop(id, None)) is not None and old not in found
+            ]
+            if found:
+                rows = self.fitted.transform(np.stack(list(found.values())))
+                changes += [Change(0, key, row) for key, row in zip(found, rows, strict=True)]
+            index.apply(changes)
+            self._keys |= {id: key for id, key in keys.items() if key in found}
+
+    def _candidates(self, hits: list[list[SearchHit]], living: int) -> list[list[Candidate]] | None:
+        """Return the candidates of the hits, or None if another process has deleted one."""
+        wanted = {hit.key for found in hits for hit in found}
+        examples = {key: self._recent[key] for key in wanted if key in self._recent}
+        if missing := wanted - examples.keys():
+            fetched = self._rows.by_keys(missing)
+            if len(fetched) < len(missing):
+                return None
+            self._recent.keep(fetched, limit=living + MAX_DELETED)
+            examples |= fetched
+        return [[Candidate(examples[hit.key], hit.score) for hit in found] for found in hits]

@@ -1,0 +1,128 @@
+"""The metric of a knowledge base: its choice, stored beside the examples."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import orjson
+
+from bottega.errors import SettingError, StoreError
+from bottega.knowledge.fitted_search import FittedSearch
+from bottega.knowledge.metric import SHRINKAGE, Classes, FittedMetric
+from bottega.knowledge.records import StoredView
+from bottega.knowledge.stores import RowStore, VectorSearch
+from bottega.protocols import Vectors
+
+NOTE = "metric"  # key of the note of the default namespace
+# The metric is fitted again after a new class, or when the examples have grown by this share.
+GROWTH = 0.25
+
+
+@dataclass(frozen=True)
+class StoredMetric:
+    """Metric for the vectors of the embedder with this fingerprint; None is the plain cosine.
+    It was chosen for so many `examples` with so many different `labels`."""
+
+    embedder: str
+    metric: FittedMetric | None
+    examples: int
+    labels: int
+
+    def is_outdated(self, examples: int, labels: int) -> bool:
+        return labels != self.labels or examples > (1 + GROWTH) * self.examples
+
+    def store(self, rows: RowStore) -> None:
+        fitted = self.metric and {
+            "centre": _packed(self.metric.centre),
+            "projection": _packed(self.metric.projection),
+            "shrinkage": self.metric.shrinkage,
+        }
+        document = {**vars(self), "metric": fitted}
+        rows.set_note(_key(rows), orjson.dumps(document).decode())
+
+
+def stored_metric(rows: RowStore) -> StoredMetric | None:
+    """Return the metric of the namespace, None without any. Raises `StoreError` if it is
+    damaged."""
+    note = rows.note(_key(rows))
+    if note is None:
+        return None
+    try:
+        stored = orjson.loads(note)
+        fitted = stored["metric"]
+        metric = None if fitted is None else _fitted(**fitted)
+        return StoredMetric(
+            str(stored["embedder"]), metric, int(stored["examples"]), int(stored["labels"])
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"the stored metric of {rows.name} is damaged, got {note!r:.80}",
+            hint="run bottega tune again",
+        ) from error
+
+
+def with_stored_metric(rows: RowStore, plain: VectorSearch, *, required: bool) -> VectorSearch:
+    """Return a search under the stored metric, or `plain` if there is none. Raises `SettingError`
+    if it is `required`."""
+    stored = stored_metric(rows)
+    views = rows.views().values() if stored else ()
+    view = next((one for one in views if stored and one.fingerprint == stored.embedder), None)
+    if stored is None or stored.metric is None or view is None:
+        if required:
+            raise SettingError(
+                f"{rows.name} has no fitted metric",
+                hint=f"run bottega tune {rows.name}, or open it with metric='cosine'",
+            )
+        return plain
+    return FittedSearch(rows, plain, stored.metric, view.number)
+
+
+def fitted_to(
+    rows: RowStore,
+    view: StoredView,
+    vectors: Callable[[Sequence[str]], Vectors],
+    shrinkage: float | None = SHRINKAGE,
+) -> StoredMetric:
+    """Return the metric fitted to the labelled examples; without `shrinkage`, and where labels do
+    not repeat, the plain cosine."""
+    labelled = labels_by_id(rows)
+    counts = Counter(labelled.values())
+    chosen = StoredMetric(view.fingerprint, None, len(labelled), len(counts))
+    repeated = sum(count for count in counts.values() if count > 1)
+    if shrinkage is None or len(counts) < 2 or 2 * repeated < len(labelled):
+        return chosen
+    number = {labels: index for index, labels in enumerate(counts)}
+    classes: Classes = np.array([number[labels] for labels in labelled.values()])
+    metric = FittedMetric.fit(vectors(list(labelled)), classes, shrinkage=shrinkage)
+    return StoredMetric(view.fingerprint, metric, len(labelled), len(counts))
+
+
+def labels_by_id(rows: RowStore) -> dict[str, tuple[str, ...]]:
+    """Return the labels of each labelled example by its id, in insertion order."""
+    found: dict[str, list[str]] = {id: [] for id in rows.ids_where()}
+    for label, ids in rows.labels().items():
+        for id in ids if label else ():
+            found[id].append(label)
+    return {id: tuple(labels) for id, labels in found.items() if labels}
+
+
+def _key(rows: RowStore) -> str:
+    return f"{NOTE}.{rows.namespace}" if rows.namespace else NOTE
+
+
+def _packed(numbers: Vectors) -> str:
+    return b64encode(numbers.astype("<f4").tobytes()).decode()
+
+
+def _fitted(centre: str, projection: str, shrinkage: float) -> FittedMetric:
+    mean, flat = (
+        np.frombuffer(b64decode(text, validate=True), "<f4").astype(np.float32)
+        for text in (centre, projection)
+    )
+    if not (len(mean) and np.isfinite(mean).all() and np.isfinite(flat).all()):
+        raise ValueError("the numbers must be finite")
+    return FittedMetric(mean, flat.reshape(len(mean), -1), float(shrinkage))
