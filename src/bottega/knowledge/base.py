@@ -33,6 +33,7 @@ from bottega.knowledge.batch import (
 )
 from bottega.knowledge.eviction import Capacity, Eviction, UsageBuffer, capacity_of
 from bottega.knowledge.filters import And, Eq, Filter
+from bottega.knowledge.fitted_search import FittedSearch
 from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.knowledge.metric import SHRINKAGE, FittedMetric, SearchMetric
 from bottega.knowledge.opening import check_settings, named_mismatch, open_rows, stored_views
@@ -476,6 +477,20 @@ class KnowledgeBase:
         self._check_embeds()
         scope = SearchScope(by, where, within, exclude, plain)
         return self._searcher.nearest(vectors, k, scope, excluded_for)
+
+    def class_means(self, query: Query, vector: Vectors | None = None) -> list[Candidate]:
+        """Return the mean of each class as a candidate, with its cosine under the fitted metric;
+        none without such a metric. Examples that share an image with the query do not count. With
+        its `vector`, the query is not embedded. The image of a mean only identifies its vector."""
+        if (fitted := self.fitted) is None:
+            return []
+        vectors = self.embed([query]) if vector is None else vector[None]
+        return fitted.class_means(vectors, [query])[0]
+
+    @property
+    def fitted(self) -> FittedSearch | None:
+        """The search under the fitted metric, None without one."""
+        return self._searcher if isinstance(self._searcher, FittedSearch) else None
 
     def _search(
         self, queries: Sequence[Query], k: int, scope: SearchScope, include_self: bool

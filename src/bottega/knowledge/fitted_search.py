@@ -3,22 +3,69 @@ store."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from threading import Lock
+from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image as Pillow
 
+from bottega._util.caching import LRUCache
 from bottega._util.executor import batched
 from bottega.errors import SettingError, StoreError
+from bottega.image import Image
 from bottega.knowledge.index.vector_index import FlatIndex
 from bottega.knowledge.metric import FittedMetric
-from bottega.knowledge.records import Change, SearchHit, StoredView, View
+from bottega.knowledge.records import Change, SearchHit, StoredView, View, unit
 from bottega.knowledge.search import ATTEMPTS, MAX_DELETED, ExampleCache, empty_error
-from bottega.knowledge.stores import RowStore, SearchScope, VectorSearch
+from bottega.knowledge.stores import RowStore, SearchScope, VectorSearch, labels_by_id
 from bottega.protocols import Vectors
-from bottega.types import Candidate, Query
+from bottega.types import IMAGE_QUESTION, Candidate, Example, Query
 
 PAGE = 2048
+MAX_ROWS = 4096  # queries, and class means, whose vectors are kept by the sha256 of their image
+
+
+@dataclass(frozen=True)
+class ClassSums:
+    """Sums (classes, d) of the unit vectors of each class; a class is a combination of labels.
+    `class_of` gives the class of each key."""
+
+    labels: Sequence[tuple[str, ...]]
+    sums: Vectors
+    class_of: Mapping[int, int]
+
+    @classmethod
+    def of(cls, rows: RowStore, view: int) -> Self:
+        labels = labels_by_id(rows)
+        number = {one: index for index, one in enumerate(dict.fromkeys(labels.values()))}
+        class_of: dict[int, int] = {}
+        sums = np.zeros((len(number), 0), np.float32)
+        for page in batched(labels, PAGE):
+            found = rows.vectors((keys := rows.keys(page)).values(), view)
+            classes = {key: number[labels[id]] for id, key in keys.items() if key in found}
+            if not classes:
+                continue
+            vectors = unit(np.stack([found[key] for key in classes]))
+            if not class_of:
+                sums = np.zeros((len(number), vectors.shape[1]), np.float32)
+            np.add.at(sums, list(classes.values()), vectors)
+            class_of |= classes
+        return cls(list(number), sums, class_of)
+
+    def means(self, without: Mapping[int, Vectors]) -> tuple[Vectors, NDArray[np.bool_]]:
+        """Return the means (classes, d) without these rows, and which classes have any."""
+        sums = self.sums.copy()
+        counts = np.bincount(list(self.class_of.values()), minlength=len(sums))
+        for key, vector in without.items():
+            if key in self.class_of:
+                sums[self.class_of[key]] -= unit(vector[None])[0]
+                counts[self.class_of[key]] -= 1
+        divisors = np.maximum(counts, 1).astype(np.float32)
+        return np.divide(sums, divisors[:, None], dtype=np.float32), counts > 0
 
 
 class FittedSearch:
@@ -39,6 +86,9 @@ class FittedSearch:
         self._keys: dict[str, int] = {}  # of indexed rows by id
         self._seq = 0  # the last change that the index contains
         self._recent = ExampleCache()
+        self._mean_rows: LRUCache[str, Vectors] = LRUCache(MAX_ROWS)
+        self._query_rows: LRUCache[str, Vectors] = LRUCache(MAX_ROWS)
+        self._sums: tuple[int, ClassSums] | None = None  # with the change up to which they are
         self._lock = Lock()
 
     @property
@@ -80,13 +130,17 @@ class FittedSearch:
                 f"vectors must have the shape (n, {len(self.fitted.centre)}), got {vectors.shape}",
                 hint="use the embedder of this knowledge base",
             )
+        rows = self.fitted.transform(vectors)
+        for query, row in zip(excluded_for or (), rows, strict=False):
+            if len(query.images) == 1:
+                self._query_rows.put(query.images[0].sha256, row)
         for _ in range(ATTEMPTS):
             index = self._current()
             own = None
             if excluded_for is not None:
                 own = [self._rows.excluded_keys(query, scope.exclude) for query in excluded_for]
             allowed = self._allowed(scope)
-            hits = index.search(self.fitted.transform(vectors), k, allowed=allowed, excluded=own)
+            hits = index.search(rows, k, allowed=allowed, excluded=own)
             candidates = self._candidates(hits, len(index))
             if candidates is not None:
                 return candidates
@@ -94,6 +148,51 @@ class FittedSearch:
             f"examples of {self._rows.name} are deleted faster than a search can read them",
             hint="repeat the search",
         )
+
+    def class_means(
+        self, vectors: Vectors, excluded_for: Sequence[Query] | None
+    ) -> list[list[Candidate]]:
+        """Return for each vector the means of the classes, without the rows that a search for the
+        query excludes, with their cosines. The image of a mean only identifies its vector."""
+        sums = self._class_sums()
+        seen = self.fitted.transform(vectors)
+        found = []
+        queries: Sequence[Query | None] = excluded_for or [None] * len(seen)
+        for row, query in zip(seen, queries, strict=True):
+            excluded = set() if query is None else self._rows.excluded_keys(query, "same-image")
+            keys = excluded & sums.class_of.keys()
+            means, present = sums.means(self._rows.vectors(keys, self._view) if keys else {})
+            rows = self.fitted.transform_means(means)
+            scores = (rows @ row).tolist()
+            found.append(
+                [
+                    Candidate(self._mean_example(sums.labels[index], rows[index]), scores[index])
+                    for index in np.flatnonzero(present).tolist()
+                ]
+            )
+        return found
+
+    def _mean_example(self, labels: tuple[str, ...], row: Vectors) -> Example:
+        digest = sha256(row.tobytes()).digest()
+        image = Image.from_pillow(Pillow.frombytes("L", (len(digest), 1), digest))
+        self._mean_rows.put(image.sha256, row)
+        return Example(Query(IMAGE_QUESTION, (image,)), ", ".join(labels), labels)
+
+    def image_rows(self, sha256s: Collection[str]) -> tuple[dict[str, Vectors], dict[str, Vectors]]:
+        """Return the transformed vectors of stored images and recent queries, and those of recent
+        class means, by the sha256 of their image."""
+        means = {name: row for name in sha256s if (row := self._mean_rows.get(name)) is not None}
+        images = {name: row for name in sha256s if (row := self._query_rows.get(name)) is not None}
+        stored = self._rows.vectors_of_images(set(sha256s) - images.keys(), self._view)
+        images |= {name: self.fitted.transform(row[None])[0] for name, row in stored.items()}
+        return images, means
+
+    def _class_sums(self) -> ClassSums:
+        with self._lock:
+            last = self._rows.last_seq()
+            if self._sums is None or self._sums[0] != last:
+                self._sums = last, ClassSums.of(self._rows, self._view)
+            return self._sums[1]
 
     def _allowed(self, scope: SearchScope) -> Collection[int] | None:
         if scope.where is None and scope.within is None:

@@ -14,8 +14,7 @@ from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 
 SHRINKAGE = 0.7
-# Of transformed vectors. The apprentice reads 256 numbers, of which one weighs the class means.
-DIMENSION = 255
+DIMENSION = 256  # of transformed vectors, as many numbers as the photograph model reads
 MAX_DIRECTIONS = 2000  # rows from which the directions of the reduction are computed
 NO_SCATTER = 1e-9  # mean squared distance of unit vectors to their class mean
 
@@ -136,7 +135,11 @@ class FittedMetric:
 
     def transform(self, vectors: Vectors) -> Vectors:
         """Return unit rows (n, dimension)."""
-        centred: Vectors = unit(vectors) - self.centre
+        return self.transform_means(unit(vectors))
+
+    def transform_means(self, means: Vectors) -> Vectors:
+        """Return unit rows (n, dimension) of means of unit vectors (n, d)."""
+        centred: Vectors = means - self.centre
         return unit(centred @ self.projection)
 
 

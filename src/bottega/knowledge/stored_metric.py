@@ -14,7 +14,7 @@ from bottega.errors import SettingError, StoreError
 from bottega.knowledge.fitted_search import FittedSearch
 from bottega.knowledge.metric import SHRINKAGE, Classes, FittedMetric
 from bottega.knowledge.records import StoredView
-from bottega.knowledge.stores import RowStore, VectorSearch
+from bottega.knowledge.stores import RowStore, VectorSearch, labels_by_id
 from bottega.protocols import Vectors
 
 NOTE = "metric"  # key of the note of the default namespace
@@ -99,15 +99,6 @@ def fitted_to(
     classes: Classes = np.array([number[labels] for labels in labelled.values()])
     metric = FittedMetric.fit(vectors(list(labelled)), classes, shrinkage=shrinkage)
     return StoredMetric(view.fingerprint, metric, len(labelled), len(counts))
-
-
-def labels_by_id(rows: RowStore) -> dict[str, tuple[str, ...]]:
-    """Return the labels of each labelled example by its id, in insertion order."""
-    found: dict[str, list[str]] = {id: [] for id in rows.ids_where()}
-    for label, ids in rows.labels().items():
-        for id in ids if label else ():
-            found[id].append(label)
-    return {id: tuple(labels) for id, labels in found.items() if labels}
 
 
 def _key(rows: RowStore) -> str:

@@ -249,6 +249,15 @@ def full_id(rows: RowStore, prefix: str) -> str:
     return matches[0]
 
 
+def labels_by_id(rows: RowStore) -> dict[str, tuple[str, ...]]:
+    """Return the labels of each labelled example by its id, in insertion order."""
+    found: dict[str, list[str]] = {id: [] for id in rows.ids_where()}
+    for label, ids in rows.labels().items():
+        for id in ids if label else ():
+            found.setdefault(id, []).append(label)  # the id may be newer than the first read
+    return {id: tuple(labels) for id, labels in found.items() if labels}
+
+
 def paged_keys(rows: RowStore, size: int = KEY_PAGE) -> Iterator[list[int]]:
     """Yield pages of keys, in all namespaces."""
     key = 0

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import get_args
 
+import numpy as np
+
+from bottega.bundled import PHOTO_OPENING
 from bottega.errors import EmptyKnowledgeBaseError, SettingError, check_count
 from bottega.generation.bundled_models import PhotoGenerator
 from bottega.knowledge import JoinedEmbedder, KnowledgeBase
 from bottega.knowledge.embedders.composite import tower_of, uncached
+from bottega.knowledge.fitted_search import FittedSearch
 from bottega.parsing import LabelParser
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter
 from bottega.protocols import (
+    Candidates,
     Generator,
     Pricer,
     Prompter,
@@ -28,9 +35,13 @@ from bottega.protocols import (
 from bottega.reranking import DemonstrationOrder, GatedReranker, TopKReranker
 from bottega.retrieval import DenseRetriever
 from bottega.routing.novelty_gate import AVERAGED, NoveltyGate
-from bottega.types import Candidate, Sampling
+from bottega.types import Candidate, Query, Sampling
 
 LABEL_TOKENS = 64
+MEAN_COUNT = 10  # demonstrations as which a class mean counts
+# What the photograph model adds to the score of a demonstration, in nats, for its number at
+# `PHOTO_OPENING`: the flag by which it lowers the score of what precedes the first image.
+NATS_PER_FLAG = -50.7
 FETCH_FACTOR = 4
 
 
@@ -41,7 +52,7 @@ class Classifier:
     `generator` names one of `labels`, or several with `multi_label`. `order` arranges the
     demonstrations, `sampling` limits the reply, `seed` seeds random choices. `record` and `price`
     are those of `Pipeline`. `prompt` defaults to that of `default_prompter`. Decoding is greedy.
-    `shows` receives the candidates of a query and returns whether the query gets demonstrations.
+    `guard` wraps the re-ranker, to withhold demonstrations (`demonstration_guard`).
     `rerank` replaces the selection of the nearest candidates; it gets `FETCH_FACTOR` times as many.
     """
 
@@ -54,14 +65,14 @@ class Classifier:
     record: Recorder | None = None
     price: Pricer | None = None
     seed: int = 0
-    shows: Callable[[Sequence[Candidate]], bool] | None = None
+    guard: Callable[[Reranker], Reranker] | None = None
     rerank: Reranker | None = None
 
     def pipeline(self, retrieve: Retriever | None = None, shots: int = 0) -> Pipeline:
         """Return a pipeline with these settings."""
         rerank: Reranker = self.rerank or TopKReranker(self.order, seed=self.seed)
-        if self.shows is not None:
-            rerank = GatedReranker(rerank, self.shows)
+        if self.guard is not None:
+            rerank = self.guard(rerank)
         return Pipeline(
             route=FixedRouter(Tier(self.generator.name, self.generator, shots)),
             retrieve=retrieve,
@@ -76,20 +87,66 @@ class Classifier:
         )
 
 
+@dataclass(frozen=True)
+class FittedReranker:
+    """Re-ranker for the photograph model over a knowledge base with a fitted metric.
+
+    It puts the class means before the demonstrations that `rerank` selects (`share_features` lets
+    the model read them), and returns nothing for a query whose nearest examples by the plain cosine
+    are too far for the `gate`: the fitted metric enlarges differences between the known classes,
+    so it says less of a query that belongs to none.
+    """
+
+    rerank: Reranker
+    knowledge: KnowledgeBase
+    gate: NoveltyGate
+    shows_means: bool = True
+
+    async def __call__(self, query: Query, candidates: Candidates, k: int, /) -> list[Candidate]:
+        nearest = partial(self.knowledge.search, query, AVERAGED, plain=True)
+        if not self.gate.shows(await asyncio.to_thread(nearest)):
+            return []
+        chosen = await self.rerank(query, candidates, k)
+        if not self.shows_means:
+            return chosen
+        return [*await asyncio.to_thread(self.knowledge.class_means, query), *chosen]
+
+
 def share_features(generator: Generator, knowledge: KnowledgeBase) -> bool:
     """Let the photograph model reuse image vectors of the knowledge base and its embedder.
 
-    Of joined vectors it uses the tower's part. Returns False, and changes nothing, unless the
-    generator is a photograph model with the same vision tower as the embedder.
+    Where a metric was fitted, it reads vectors under that metric, whatever their embedder; the
+    query must have been searched. Else it uses the tower's part of joined vectors. Returns False,
+    and changes nothing, unless the generator is a photograph model, without a fitted metric one
+    with the same vision tower as the embedder.
     """
     if not isinstance(generator, PhotoGenerator):
         return False
+    if knowledge.fitted is not None:
+        generator.set_feature_sources(partial(_fitted_features, knowledge.fitted))
+        return True
     embedder = knowledge.embedder()
     tower = tower_of(embedder)
     if tower is None or tower.folder != generator.folder:
         return False
     generator.set_feature_sources(tower.image_vectors, partial(_tower_vectors, knowledge))
     return True
+
+
+def _fitted_features(search: FittedSearch, sha256s: Collection[str]) -> dict[str, Vectors]:
+    """Return what the photograph model reads of images and class means, by the sha256 of their
+    image: the vector under the fitted metric, and for a mean the flag with which it counts as
+    `MEAN_COUNT` demonstrations."""
+    images, means = search.image_rows(sha256s)
+    flag = math.log(MEAN_COUNT) / NATS_PER_FLAG
+    features = {name: _feature(row, 0.0) for name, row in images.items()}
+    return features | {name: _feature(row, flag) for name, row in means.items()}
+
+
+def _feature(row: Vectors, flag: float) -> Vectors:
+    feature = np.zeros(PHOTO_OPENING + 1, np.float32)
+    feature[: len(row)], feature[PHOTO_OPENING] = row, flag
+    return feature
 
 
 def _tower_vectors(knowledge: KnowledgeBase, sha256s: Collection[str]) -> dict[str, Vectors]:
@@ -107,6 +164,19 @@ def novelty_gate(generator: Generator, knowledge: KnowledgeBase) -> NoveltyGate 
     if not share_features(generator, knowledge):
         return None
     return NoveltyGate(knowledge.leave_one_out_scores(min(AVERAGED, max(1, len(knowledge) - 1))))
+
+
+def demonstration_guard(
+    generator: Generator, knowledge: KnowledgeBase, *, multi_label: bool = False
+) -> Callable[[Reranker], Reranker] | None:
+    """Return what wraps the re-ranker of the photograph model over a knowledge base of its own
+    embedder: `GatedReranker`, or `FittedReranker` where a metric was fitted. Else None."""
+    gate = novelty_gate(generator, knowledge)
+    if gate is None:
+        return None
+    if knowledge.fitted is None:
+        return partial(GatedReranker, shows=gate.shows)
+    return partial(FittedReranker, knowledge=knowledge, gate=gate, shows_means=not multi_label)
 
 
 def default_prompter(generator: Generator) -> Prompter:
@@ -168,7 +238,6 @@ def visual_rag(
             "the knowledge base has no labels: it is empty",
             hint="add labelled examples first (knowledge.add, `bottega add`), or pass labels=",
         )
-    gate = novelty_gate(generator, knowledge)
     method = Classifier(
         generator,
         labels,
@@ -178,6 +247,6 @@ def visual_rag(
         sampling=sampling or Sampling(max_tokens=LABEL_TOKENS),
         record=record,
         price=price,
-        shows=gate.shows if gate else None,
+        guard=demonstration_guard(generator, knowledge, multi_label=multi_label),
     )
     return method.pipeline(retrieve or DenseRetriever(knowledge.search), shots)

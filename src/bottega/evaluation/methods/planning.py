@@ -41,6 +41,7 @@ from bottega.evaluation.methods.specifications import (
     SEARCH_METHODS,
     MethodSpec,
 )
+from bottega.evaluation.methods.votes import knn, with_means
 from bottega.evaluation.outcomes import Method, MethodKey, Outcome, pipeline_method
 from bottega.generation import TransformersGenerator
 from bottega.knowledge import KnowledgeBase
@@ -323,9 +324,10 @@ def _method(
     shots, data = context.shots, context.data
     if spec.vote is not None:
         assert retrieve is not None
-        return _vote_method(spec, retrieve, shots, settings.multi_label)
+        counted = context.knowledge if spec.vote is knn else None
+        return _vote_method(spec, retrieve, shots, settings.multi_label, counted)
     if spec.retrieval != "search":  # other retrieval gives no similarity scores
-        settings = replace(settings, shows=None, rerank=None)
+        settings = replace(settings, guard=None, rerank=None)
     # The tier names the method in traces.
     tier = f"{spec.name}, {shots} shots, {data.name}" if shots else f"{spec.name}, {data.name}"
     route = FixedRouter(Tier(tier, settings.generator, shots))
@@ -335,12 +337,22 @@ def _method(
     return pipeline_method(spec.name, pipeline, shots)
 
 
-def _vote_method(spec: MethodSpec, retrieve: Retriever, shots: int, multi_label: bool) -> Method:
+def _vote_method(
+    spec: MethodSpec,
+    retrieve: Retriever,
+    shots: int,
+    multi_label: bool,
+    means_of: KnowledgeBase | None,
+) -> Method:
+    """Return the vote of the retrieved examples and the class means of `means_of`."""
     assert spec.vote is not None
     vote = partial(spec.vote, multi_label=multi_label)
 
     async def answer(query: Query) -> Outcome:
-        return Outcome(vote(await retrieve(query, shots)))
+        found = await retrieve(query, shots)
+        if means_of is not None and means_of.fitted is not None:
+            found = with_means(found, await asyncio.to_thread(means_of.class_means, query))
+        return Outcome(vote(found))
 
     return Method(spec.name, shots, answer)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from bottega.evaluation.metrics.metric import labels_of
@@ -12,6 +13,7 @@ from bottega.types import Answer, Candidate
 
 # Of a softmax over cosine similarities; accuracy is flat between 0.05 and 0.2 (benchmarks/log).
 TEMPERATURE = 0.1
+MEAN_COUNT = 10  # examples as which a class mean counts
 
 Weights = Mapping[str, float]
 Vote = Callable[..., Answer]
@@ -54,6 +56,13 @@ def knn(candidates: Sequence[Candidate], *, multi_label: bool = False) -> Answer
     best = ordered[0].score if ordered else 0.0
     weights = [math.exp((one.score - best) / TEMPERATURE) for one in ordered]
     return _elected(ordered, weights, multi_label)
+
+
+def with_means(found: Sequence[Candidate], means: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates and the class means, each of which counts in `knn` as `MEAN_COUNT`
+    examples of its similarity."""
+    more = TEMPERATURE * math.log(MEAN_COUNT)
+    return [*found, *(replace(one, score=one.score + more) for one in means)]
 
 
 VOTES: dict[str, Vote] = {
