@@ -101,7 +101,7 @@ def test_a_fitted_base_finds_examples_of_the_class_and_keeps_its_metric(tmp_path
         assert fitted is not None
         after = same_class_share(base, classes)
         assert after > before + 0.2
-        assert base.stats().metric == "fitted (shrinkage 0.7)"
+        assert base.stats().metric == "fitted, shrinkage 0.7"
     with open_base(tmp_path / "k.db", vectors) as base:
         assert same_class_share(base, classes) == after
     with open_base(tmp_path / "k.db", vectors, metric="cosine") as base:
@@ -164,6 +164,48 @@ def test_a_damaged_metric_is_named(tmp_path: Path, note: str) -> None:
         open_base(tmp_path / "k.db", vectors)
     assert "bottega tune" in str(raised.value.hint)
     open_base(tmp_path / "k.db", vectors, metric="cosine").close()
+
+
+def test_refitting_waits_for_a_new_label_or_a_quarter_more_examples(tmp_path: Path) -> None:
+    vectors, classes = noisy_classes()
+    rows = examples(classes)
+    with open_base(tmp_path / "k.db", vectors) as base:
+        base.add(rows[: 2 * EACH])
+        assert base.refit_metric()
+        assert not base.refit_metric()
+        base.add([Example(Query(str(2 * EACH)), "class 1")])
+        assert not base.refit_metric()
+        base.add([Example(Query(str(2 * EACH + 1)), "class 2")])
+        assert base.refit_metric()
+        base.fit_metric(None)
+        base.add(rows)
+        assert not base.refit_metric()
+        assert base.fitted is None
+
+
+def test_labels_that_do_not_repeat_leave_the_plain_cosine_until_they_do(tmp_path: Path) -> None:
+    vectors, classes = noisy_classes()
+    with open_base(tmp_path / "k.db", vectors) as base:
+        base.add([Example(Query(str(row)), f"text {row}") for row in range(6)])
+        assert base.fit_metric() is None
+        assert base.stats().metric == "cosine"
+        base.add(examples(classes))
+        assert base.refit_metric()
+
+
+def test_class_means_are_those_of_unit_vectors_under_the_metric(tmp_path: Path) -> None:
+    vectors, classes = noisy_classes()
+    with open_base(tmp_path / "k.db", vectors) as base:
+        base.add(examples(classes))
+        assert base.class_means(Query("0")) == []
+        metric = base.fit_metric()
+        assert metric is not None
+        means = base.class_means(Query("0"))
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    others = np.stack([unit[classes == label].mean(axis=0) for label in range(CLASSES)])
+    expected = metric.transform_means(others) @ metric.transform(vectors[:1])[0]
+    assert [one.example.answer for one in means] == [f"class {label}" for label in range(CLASSES)]
+    assert np.allclose([one.score for one in means], expected, atol=1e-5)
 
 
 def test_a_required_metric_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from bottega.evaluation.knowledge_rows import (
 )
 from bottega.knowledge import AddResult, KnowledgeBase
 from bottega.knowledge.batch import is_sound
-from bottega.knowledge.embedders.names import packaged_name, reads_text_only
+from bottega.knowledge.embedders.names import packaged_name, photo_tower, reads_text_only
 from bottega.knowledge.loaders.folders import faint_images, similar_labels
 from bottega.knowledge.records import DEFAULT
 from bottega.knowledge.transfer import count_exported
@@ -103,6 +103,7 @@ def add(
         added = knowledge.add(chain(first, found.examples), on_error=skipped, progress=status)
         total, embedders = len(knowledge), _embedders(knowledge)
         _note_doubtful_labels(knowledge, file, first)
+        _fit_metric(knowledge)
     if (faint := faint_images(images)) is not None:
         warn(faint)
     skipped.warn_of_rest()
@@ -113,6 +114,18 @@ def add(
     print_result(json, {**counts, "skipped": skipped.reasons}, text)
     if has_default:
         note(embedder_note(default, images, f"bottega reindex {file} --embed"))
+
+
+def _fit_metric(knowledge: KnowledgeBase) -> None:
+    """Fit the metric of labelled photographs that all ask one question, and fit it again when they
+    have changed much. A chosen plain cosine stays."""
+    view = next(iter(knowledge.views().values()))
+    name = packaged_name(view.fingerprint)
+    if name is None or photo_tower(name) is None or knowledge.is_multi_label():
+        return
+    sample = knowledge.get_many(knowledge.sample_ids(SAMPLED))
+    if len({one.query.text for one in sample}) == 1:
+        knowledge.refit_metric()
 
 
 def _first_sound(found: ExampleSource, source: str, skipped: SkippedExamples) -> Sequence[Example]:

@@ -35,7 +35,7 @@ from bottega.knowledge.eviction import Capacity, Eviction, UsageBuffer, capacity
 from bottega.knowledge.filters import And, Eq, Filter
 from bottega.knowledge.fitted_search import FittedSearch
 from bottega.knowledge.index.vector_index import VectorMetric
-from bottega.knowledge.metric import SHRINKAGE, FittedMetric, SearchMetric
+from bottega.knowledge.metric import SHRINKAGE, FittedMetric, SearchMetric, metric_name
 from bottega.knowledge.opening import check_settings, named_mismatch, open_rows, stored_views
 from bottega.knowledge.records import (
     RowMetadata,
@@ -49,8 +49,20 @@ from bottega.knowledge.records import (
 )
 from bottega.knowledge.search import ATTEMPTS
 from bottega.knowledge.stats import Stats, render_stats, stats_of
-from bottega.knowledge.stored_metric import fitted_to, with_stored_metric
-from bottega.knowledge.stores import RowStore, SearchScope, check_finished, full_id, full_ids
+from bottega.knowledge.stored_metric import (
+    fitted_to,
+    stored_metric,
+    stored_shrinkage,
+    with_stored_metric,
+)
+from bottega.knowledge.stores import (
+    RowStore,
+    SearchScope,
+    check_finished,
+    full_id,
+    full_ids,
+    labels_by_id,
+)
 from bottega.knowledge.transfer import count_exported, export, read_export
 from bottega.knowledge.verification import VerificationReport, makes_vectors, verify
 from bottega.protocols import Embedder, Vectors
@@ -91,7 +103,8 @@ class KnowledgeBase:
         self._capacity = capacity
         self._uses = UsageBuffer(rows.add_uses)
         self._views.resolve(rows.views())
-        if metric in ("stored", "fitted"):
+        self._uses_stored_metric = metric in ("stored", "fitted")
+        if self._uses_stored_metric and embed is not None:
             self._searcher = with_stored_metric(rows, self._plain, required=metric == "fitted")
 
     @classmethod
@@ -294,18 +307,34 @@ class KnowledgeBase:
         """Remove the pins and return their number."""
         return self._rows.pin(full_ids(self._rows, ids), False)
 
-    def fit_metric(self, shrinkage: float | None = SHRINKAGE) -> FittedMetric | None:
+    def fit_metric(
+        self, shrinkage: float | None = SHRINKAGE, *, without: Collection[str] = ()
+    ) -> FittedMetric | None:
         """Fit a metric to the labels of the first view's vectors, store it, and search by it.
 
         Handles that are open keep the metric that they read when they were opened. Without
         `shrinkage`, and if fewer than half of the examples share their label with another one, the
-        plain cosine is stored and None returned. Fit again when labels change.
+        plain cosine is stored and None returned. Fit again when labels change. An evaluation fits
+        `without` the ids of its items.
         """
         view, _ = self._plain.view(None)
-        chosen = fitted_to(self._rows, view, self.vectors, shrinkage)
+        chosen = fitted_to(self._rows, view, self.vectors, shrinkage, without)
         chosen.store(self._rows)
         self._searcher = with_stored_metric(self._rows, self._plain, required=False)
         return chosen.metric
+
+    def refit_metric(self) -> bool:
+        """Fit the metric if none was chosen for the first view's embedder, or again if labels have
+        come since, or a quarter of the examples. Return whether it was fitted. A chosen plain
+        cosine stays."""
+        view, _ = self._plain.view(None)
+        stored = stored_metric(self._rows)
+        if stored is None or stored.embedder != view.fingerprint:
+            return self.fit_metric() is not None
+        labelled = labels_by_id(self._rows)
+        if not stored.is_outdated(len(labelled), len(set(labelled.values()))):
+            return False
+        return self.fit_metric(stored.shrinkage) is not None
 
     def set_note(self, name: str, value: str) -> None:
         """Store a text of the caller in the file, such as how to build the embedder again."""
@@ -402,11 +431,17 @@ class KnowledgeBase:
         return next(iter(found.values()))
 
     def stats(self) -> Stats:
-        return stats_of(self._rows, self._path, self._searcher.metric)
+        return stats_of(self._rows, self._path, self._metric_name())
 
     def _repr_html_(self) -> str:
         """Return the sizes and, for the most frequent labels, an example each."""
-        return render_stats(self._rows, self._path, self._searcher.metric)
+        return render_stats(self._rows, self._path, self._metric_name())
+
+    def _metric_name(self) -> str:
+        if self._views or not self._uses_stored_metric:
+            return self._searcher.metric
+        shrinkage = stored_shrinkage(self._rows)
+        return self._searcher.metric if shrinkage is None else metric_name(shrinkage)
 
     def __len__(self) -> int:
         return self._rows.count()
@@ -486,6 +521,11 @@ class KnowledgeBase:
             return []
         vectors = self.embed([query]) if vector is None else vector[None]
         return fitted.class_means(vectors, [query])[0]
+
+    @property
+    def stored_shrinkage(self) -> float | None:
+        """The shrinkage of the stored metric; None for the plain cosine, and for a damaged one."""
+        return stored_shrinkage(self._rows)
 
     @property
     def fitted(self) -> FittedSearch | None:

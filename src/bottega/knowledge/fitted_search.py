@@ -18,7 +18,7 @@ from bottega._util.executor import batched
 from bottega.errors import SettingError, StoreError
 from bottega.image import Image
 from bottega.knowledge.index.vector_index import FlatIndex
-from bottega.knowledge.metric import FittedMetric
+from bottega.knowledge.metric import FittedMetric, metric_name
 from bottega.knowledge.records import Change, SearchHit, StoredView, View, unit
 from bottega.knowledge.search import ATTEMPTS, MAX_DELETED, ExampleCache, empty_error
 from bottega.knowledge.stores import RowStore, SearchScope, VectorSearch, labels_by_id
@@ -26,6 +26,7 @@ from bottega.protocols import Vectors
 from bottega.types import IMAGE_QUESTION, Candidate, Example, Query
 
 PAGE = 2048
+CLASS_MEAN = "class mean"  # source of the examples that stand for class means
 MAX_ROWS = 4096  # queries, and class means, whose vectors are kept by the sha256 of their image
 
 
@@ -93,7 +94,7 @@ class FittedSearch:
 
     @property
     def metric(self) -> str:
-        return f"fitted (shrinkage {self.fitted.shrinkage:g})"
+        return metric_name(self.fitted.shrinkage)
 
     def view(self, by: str | None) -> tuple[StoredView, View]:
         return self._plain.view(by)
@@ -176,7 +177,8 @@ class FittedSearch:
         digest = sha256(row.tobytes()).digest()
         image = Image.from_pillow(Pillow.frombytes("L", (len(digest), 1), digest))
         self._mean_rows.put(image.sha256, row)
-        return Example(Query(IMAGE_QUESTION, (image,)), ", ".join(labels), labels)
+        question = Query(IMAGE_QUESTION, (image,))
+        return Example(question, ", ".join(labels), labels, source=CLASS_MEAN)
 
     def image_rows(self, sha256s: Collection[str]) -> tuple[dict[str, Vectors], dict[str, Vectors]]:
         """Return the transformed vectors of stored images and recent queries, and those of recent

@@ -16,11 +16,17 @@ from bottega.protocols import Vectors
 SHRINKAGE = 0.7
 DIMENSION = 256  # of transformed vectors, as many numbers as the photograph model reads
 MAX_DIRECTIONS = 2000  # rows from which the directions of the reduction are computed
+MEAN_COUNT = 20  # examples as which the mean of a class counts in a vote
 NO_SCATTER = 1e-9  # mean squared distance of unit vectors to their class mean
 
 SearchMetric = Literal["stored", "fitted", "cosine", "l2"]
 Matrix = NDArray[np.float64]
 Classes = NDArray[np.int64]
+
+
+def metric_name(shrinkage: float | None) -> str:
+    """Return how a metric is shown; None is the plain cosine."""
+    return "cosine" if shrinkage is None else f"fitted, shrinkage {shrinkage:g}"
 
 
 @dataclass(frozen=True)

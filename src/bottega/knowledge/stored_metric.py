@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import orjson
@@ -24,22 +24,24 @@ GROWTH = 0.25
 
 @dataclass(frozen=True)
 class StoredMetric:
-    """Metric for the vectors of the embedder with this fingerprint; None is the plain cosine.
-    It was chosen for so many `examples` with so many different `labels`."""
+    """Metric for the vectors of the embedder with this fingerprint. It was chosen for so many
+    `examples` with so many different `labels`. `shrinkage` is None if the plain cosine was chosen;
+    `metric` is also None if too few labels repeated."""
 
     embedder: str
+    shrinkage: float | None
     metric: FittedMetric | None
     examples: int
     labels: int
 
     def is_outdated(self, examples: int, labels: int) -> bool:
-        return labels != self.labels or examples > (1 + GROWTH) * self.examples
+        grown = labels != self.labels or examples > (1 + GROWTH) * self.examples
+        return grown and self.shrinkage is not None
 
     def store(self, rows: RowStore) -> None:
         fitted = self.metric and {
             "centre": _packed(self.metric.centre),
             "projection": _packed(self.metric.projection),
-            "shrinkage": self.metric.shrinkage,
         }
         document = {**vars(self), "metric": fitted}
         rows.set_note(_key(rows), orjson.dumps(document).decode())
@@ -53,16 +55,32 @@ def stored_metric(rows: RowStore) -> StoredMetric | None:
         return None
     try:
         stored = orjson.loads(note)
-        fitted = stored["metric"]
-        metric = None if fitted is None else _fitted(**fitted)
+        fitted, shrinkage = stored["metric"], stored["shrinkage"]
         return StoredMetric(
-            str(stored["embedder"]), metric, int(stored["examples"]), int(stored["labels"])
+            str(stored["embedder"]),
+            None if shrinkage is None else float(shrinkage),
+            None if fitted is None else _fitted(**fitted, shrinkage=float(shrinkage)),
+            int(stored["examples"]),
+            int(stored["labels"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(
             f"the stored metric of {rows.name} is damaged, got {note!r:.80}",
             hint="run bottega tune again",
         ) from error
+
+
+def stored_shrinkage(rows: RowStore) -> float | None:
+    """Return the shrinkage of the fitted metric that searches by the stored embedder use; None for
+    the plain cosine, and if the stored metric is damaged."""
+    try:
+        stored = stored_metric(rows)
+    except StoreError:
+        return None
+    if stored is None or stored.metric is None:
+        return None
+    used = any(one.fingerprint == stored.embedder for one in rows.views().values())
+    return stored.shrinkage if used else None
 
 
 def with_stored_metric(rows: RowStore, plain: VectorSearch, *, required: bool) -> VectorSearch:
@@ -86,19 +104,21 @@ def fitted_to(
     view: StoredView,
     vectors: Callable[[Sequence[str]], Vectors],
     shrinkage: float | None = SHRINKAGE,
+    without: Collection[str] = (),
 ) -> StoredMetric:
-    """Return the metric fitted to the labelled examples; without `shrinkage`, and where labels do
-    not repeat, the plain cosine."""
-    labelled = labels_by_id(rows)
+    """Return the metric fitted to the labelled examples, but not to the ids in `without`; without
+    `shrinkage`, and where labels do not repeat, the plain cosine."""
+    excluded = set(without)
+    labelled = {id: one for id, one in labels_by_id(rows).items() if id not in excluded}
     counts = Counter(labelled.values())
-    chosen = StoredMetric(view.fingerprint, None, len(labelled), len(counts))
+    chosen = StoredMetric(view.fingerprint, shrinkage, None, len(labelled), len(counts))
     repeated = sum(count for count in counts.values() if count > 1)
     if shrinkage is None or len(counts) < 2 or 2 * repeated < len(labelled):
         return chosen
     number = {labels: index for index, labels in enumerate(counts)}
     classes: Classes = np.array([number[labels] for labels in labelled.values()])
     metric = FittedMetric.fit(vectors(list(labelled)), classes, shrinkage=shrinkage)
-    return StoredMetric(view.fingerprint, metric, len(labelled), len(counts))
+    return replace(chosen, metric=metric)
 
 
 def _key(rows: RowStore) -> str:
@@ -116,4 +136,4 @@ def _fitted(centre: str, projection: str, shrinkage: float) -> FittedMetric:
     )
     if not (len(mean) and np.isfinite(mean).all() and np.isfinite(flat).all()):
         raise ValueError("the numbers must be finite")
-    return FittedMetric(mean, flat.reshape(len(mean), -1), float(shrinkage))
+    return FittedMetric(mean, flat.reshape(len(mean), -1), shrinkage)

@@ -17,6 +17,7 @@ from bottega.generation.bundled_models import PhotoGenerator
 from bottega.knowledge import JoinedEmbedder, KnowledgeBase
 from bottega.knowledge.embedders.composite import tower_of, uncached
 from bottega.knowledge.fitted_search import FittedSearch
+from bottega.knowledge.metric import MEAN_COUNT
 from bottega.parsing import LabelParser
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter
@@ -38,7 +39,6 @@ from bottega.routing.novelty_gate import AVERAGED, NoveltyGate
 from bottega.types import Candidate, Query, Sampling
 
 LABEL_TOKENS = 64
-MEAN_COUNT = 10  # demonstrations as which a class mean counts
 # What the photograph model adds to the score of a demonstration, in nats, for its number at
 # `PHOTO_OPENING`: the flag by which it lowers the score of what precedes the first image.
 NATS_PER_FLAG = -50.7

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from bottega._util.caching import SingleFlight
@@ -301,10 +302,16 @@ def filled_knowledge(
     knowledge = KnowledgeBase.open(":memory:", embed=retrieval.views(), metric=plain)
     with display.progress("embedding", len(data.knowledge) + len(data.items)) as step:
         knowledge.add(data.knowledge, progress=step, on_error=display.warn)
-        retrieval.embedder.embed([item.query for item in data.items])
+        queries = [item.query for item in data.items]
+        retrieval.embedder.embed(queries)
         step(len(data.items))
-    if metric == "fitted" and knowledge.fit_metric() is None:
-        display.note("metric cosine: too few examples share their label to fit a metric")
+    if metric == "fitted":
+        evaluated = set(chain.from_iterable(map(knowledge.excluded_ids, queries)))
+        if knowledge.fit_metric(without=evaluated) is None:
+            display.note(
+                "metric cosine: too few examples that are not evaluated share their label to fit a"
+                " metric"
+            )
     return knowledge
 
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from bottega.evaluation.metrics.metric import labels_of
+from bottega.knowledge.metric import MEAN_COUNT
 from bottega.types import Answer, Candidate
 
 # Of a softmax over cosine similarities; accuracy is flat between 0.05 and 0.2 (benchmarks/log).
 TEMPERATURE = 0.1
-MEAN_COUNT = 10  # examples as which a class mean counts
 
 Weights = Mapping[str, float]
 Vote = Callable[..., Answer]

@@ -191,6 +191,7 @@ class NamespaceOpener:
             base = KnowledgeBase.open(
                 self.location.target,
                 self.retrievals.embed,
+                metric="cosine",  # the thresholds of routes and gates are plain cosines
                 capacity=cache.capacity,
                 evict=EVICTIONS[cache.evict]() if cache.capacity else None,
                 namespace=namespace,
