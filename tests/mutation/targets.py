@@ -111,7 +111,7 @@ TARGETS = (
     ),
     Target("openai_api/*", "openai_api/test_* gateway/test_http* generation/test_openai*"),
     # Gateway.
-    Target("gateway/apis/batches/*", "gateway/test_batches"),
+    Target("gateway/apis/batches/*", "gateway/test_batch*"),
     Target("gateway/state/*", "gateway/test_shared_*"),
     Target("gateway/apis/messages*", "gateway/test_messages"),
     Target(
