@@ -17,7 +17,6 @@ from bottega._util.valkey import is_valkey_url
 from bottega.errors import SettingError
 from bottega.gateway.config.tier_settings import TierSettings
 from bottega.gateway.config.variant_settings import (
-    BY_QUESTION,
     Cosine,
     ExperimentSettings,
     Fraction,
@@ -28,7 +27,7 @@ from bottega.gateway.config.variant_settings import (
 from bottega.knowledge.embedders.names import ALL_PARTS, BUNDLED, TEXT_ONLY, QueryPart, parts_read
 from bottega.knowledge.milvus.database import is_milvus_url
 from bottega.openai_api.transport import is_loopback
-from bottega.recipes.cache_retrieval import BY_IMAGE
+from bottega.recipes.cache_retrieval import BY_IMAGE, BY_QUESTION
 
 # Narrower than the pattern that redacts logs: a model may be named `key-frames`.
 SECRET = re.compile(

@@ -12,7 +12,6 @@ from bottega.recipes.cache_retrieval import RetrievalName
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Cosine = Annotated[float, Field(ge=-1, le=1)]
 Retrieve = Literal["nearest", RetrievalName]
-BY_QUESTION = ("text", "bm25")  # methods that compare questions without their images
 
 
 @dataclass(frozen=True)
