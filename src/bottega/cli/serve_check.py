@@ -24,8 +24,7 @@ from bottega.gateway.accounting.ledger_schema import FILE, Account
 from bottega.gateway.config.checks import PARAMETERS
 from bottega.gateway.config.config_file import MASTER_RATE, MIN_SIMILARITY
 from bottega.gateway.config.gateway_settings import Config
-from bottega.gateway.config.tier_settings import TierSettings
-from bottega.gateway.config.variant_settings import VariantSettings
+from bottega.gateway.config.routing_settings import TierSettings, VariantSettings
 from bottega.gateway.errors import MisconfiguredError, tier_fix
 from bottega.gateway.ports import MAX_NAME, ServedTier
 from bottega.gateway.request.upstreams import HttpUpstream

@@ -26,7 +26,7 @@ from bottega.gateway.accounting.access import (
     namespace_of,
 )
 from bottega.gateway.accounting.ledger_schema import Account
-from bottega.gateway.config.overrides import PREFIX, Overrides, read_overrides
+from bottega.gateway.config.overrides import PREFIX, Experiment, Overrides, read_overrides
 from bottega.gateway.errors import note_failure, unknown_key
 from bottega.gateway.ports import (
     HttpReply,
@@ -38,7 +38,6 @@ from bottega.gateway.ports import (
     headers_of,
 )
 from bottega.gateway.request.completion import Completer
-from bottega.gateway.request.experiments import Experiment
 from bottega.gateway.request.finalization import Finalizer
 from bottega.gateway.request.image_fetcher import check_passed_urls
 from bottega.gateway.request.jobs import (

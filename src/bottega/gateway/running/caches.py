@@ -22,7 +22,7 @@ from bottega.errors import BottegaError, EmbedderMismatchError, NotFoundError, S
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_schema import JUDGE_VERSION, ShadowSample
 from bottega.gateway.config.gateway_settings import Config, RouteSettings
-from bottega.gateway.config.variant_settings import Retrieve
+from bottega.gateway.config.routing_settings import Retrieve
 from bottega.gateway.ports import RequestRecord, Tenant
 from bottega.gateway.request.completion import RequestDraftGenerator
 from bottega.gateway.request.reading import BudgetedExampleWriter, BudgetedRetriever, DecodeBudget
