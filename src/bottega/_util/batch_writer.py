@@ -228,16 +228,21 @@ class BatchWriter(Generic[RecordT, ResultT]):
 
 
 class OutageLog:
-    """Logger for one service that many calls use. It logs only the first failure of an outage."""
+    """Logger for one service that many calls use. It logs the first failure of an outage at once,
+    and further failures once in `LOG_SECONDS`. Unexpected exceptions have the level ERROR."""
 
-    def __init__(self, log: logging.Logger) -> None:
+    def __init__(self, log: logging.Logger, level: int = logging.ERROR) -> None:
         self.lasts = False
-        self._log = log
+        self._log, self._level, self._logged_at = log, level, -math.inf
 
-    def failed(self, message: str, *values: object) -> None:
+    def failed(self, message: str, *values: object, exc_info: BaseException | None = None) -> None:
         if not self.lasts:
-            self.lasts = True
-            self._log.error(message, *values)
+            self._logged_at = -math.inf
+        self.lasts = True
+        if time.monotonic() - self._logged_at >= LOG_SECONDS:
+            level = self._level if exc_info is None else logging.ERROR
+            self._log.log(level, message, *values, exc_info=exc_info)
+            self._logged_at = time.monotonic()
 
     def ended(self, message: str, *values: object) -> None:
         """Log the message if there was an outage."""
