@@ -46,7 +46,7 @@ class TrainingConfig:
     falls to 0 as a cosine.
 
     `answer_weight` is the weight of the loss of eq. 5, the cross-entropy of the annotated answers.
-    `cache_weight`, which is ours, is that of the distance from the base model's own prefix of the
+    `cache_weight`, which is ours, weights the distance from the base model's own prefix of the
     relevant passage (`Modulation.distance`). `distill`, also ours, replaces the annotated answers
     with the base model's replies after all passages (sequence distillation, as in PISCO). `prdb`
     stops gradients at irrelevant passages. `hide_scores`, also ours, is the fraction of examples

@@ -175,9 +175,9 @@ class ChatMessage:
 
 @dataclass
 class ChatRequest:
-    """A parsed chat-completions body. `images` are those of the whole conversation; `prompt_tokens`
-    is an estimate, and `non_ascii_bytes` are the UTF-8 bytes of the prompt's text outside ASCII.
-    With `keeps_image_urls` a server fetches the images that are given by URL."""
+    """A parsed chat-completions body. `images` are the images of the whole conversation;
+    `prompt_tokens` is an estimate, and `non_ascii_bytes` are the UTF-8 bytes of the prompt's text
+    outside ASCII. With `keeps_image_urls` a server fetches the images that are given by URL."""
 
     body: Body
     messages: tuple[ChatMessage, ...]

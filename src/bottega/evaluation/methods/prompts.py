@@ -123,7 +123,8 @@ def describe_methods(
     """Return the settings of each method with demonstrations: the source of its rationales, its
     prompt if the method selects it, and the settings of its search.
 
-    `source` is that of `rationale_source`. Raises `SettingError` as `methods_with_rationales`.
+    `source` is the result of `rationale_source`. Raises `SettingError` as
+    `methods_with_rationales`.
     """
     explained = methods_with_rationales(config.methods, data, settings, config.rationales)
     found: dict[str, Description] = {}

@@ -255,7 +255,8 @@ class Ledger:
         self._writer.wake()
 
     def set_gate(self, namespace: str, retrieve: str, state: str) -> None:
-        """Store the state of a gate as JSON. `retrieve` is that of its samples. Does not block."""
+        """Store the state of a gate as JSON. `retrieve` is the retrieval method of its samples.
+        Does not block."""
         self._set_note(_gate_note(namespace, retrieve), state)
 
     def gate(self, namespace: str, retrieve: str) -> str | None:
