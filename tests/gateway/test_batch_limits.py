@@ -60,7 +60,7 @@ def test_batch_above_the_limit_of_unfinished_ones_is_not_stored(tmp_path: Path) 
     with closing(BatchStore(tmp_path)) as store:
         file = store.add_file("a", "x", io.BytesIO(b"{}"), **LIMITS)
         first = store.add_batch("a", CHAT, file.id, None, **fields)
-        with pytest.raises(ApiError, match="limit of 1 unfinished batches"):
+        with pytest.raises(ApiError, match="limit of 1 unfinished batch\n"):
             store.add_batch("a", CHAT, file.id, None, **fields)
         assert [batch.id for batch in store.unfinished()] == [first.id]
 

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Generic, TypeVar
 
+from bottega._util.progress import plural
 from bottega.errors import StoreError
 
 RecordT = TypeVar("RecordT")
@@ -192,14 +193,14 @@ class BatchWriter(Generic[RecordT, ResultT]):
         """Write the waiting records, for at most `timeout` seconds, and stop."""
         self._thread.close(timeout)
         if self._unlogged:
-            log.error("%d more records were lost", self._unlogged)
+            log.error("lost %s", plural(self._unlogged, "more record"))
 
     def _lose(self, count: int, error: BaseException | None) -> None:
         """Count lost records. A broken file fails with each batch: one message would bury the
         others of the log."""
         self._unlogged += count if self._logs_lost else 0
         if self._unlogged and time.monotonic() - self._logged_at >= LOG_SECONDS:
-            log.error("%d records were lost", self._unlogged, exc_info=error)
+            log.error("lost %s", plural(self._unlogged, "record"), exc_info=error)
             self._unlogged, self._logged_at = 0, time.monotonic()
         self.lost += count
 

@@ -375,7 +375,8 @@ class TierCheck:
             named = f"similar: {shown}" if close else shown
             self._add_fault(
                 "model",
-                f"{model!r} is not among the {len(models)} models of the server ({named})",
+                f"{model!r} is not among the {plural(len(models), 'model')} of the server"
+                f" ({named})",
                 f'write model = "openai:{close[0] if close else "NAME"}", or start the server with'
                 " this model; --probe finds out whether it answers anyway",
             )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast, get_args
 
 from bottega import naming
 from bottega._util.identity import image_hashes
+from bottega._util.progress import plural
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, names_passages
 from bottega.evaluation.config import SAMPLES, RunConfig
@@ -196,7 +197,8 @@ def with_rationales(data: Benchmark, explained: Iterable[Example]) -> tuple[Benc
     found = [rationales.get(_identity(example)) for example in data.knowledge]
     if not any(found):
         raise SettingError(
-            f"the file has no rationale for the {len(found)} labelled examples of {data.name}",
+            f"the file has no rationale for the {plural(len(found), 'labelled example')} of"
+            f" {data.name}",
             hint="store them with bottega add KB BENCHMARK, then run bottega rationales KB",
         )
     pairs = zip(data.knowledge, found, strict=True)
