@@ -19,7 +19,7 @@ class Stats:
     `examples`, different `images`, different `labels` and `pinned` examples are counted. `metric`
     compares vectors; `format_version` is the version of the stored format. `bytes` is the size of
     the whole file; all other numbers are of this namespace. `views` maps names to fingerprints;
-    `embedder` and `dimension` are those of the first view, or None without a view.
+    `embedder` and `dimension` describe the first view; they are None without a view.
     """
 
     path: str

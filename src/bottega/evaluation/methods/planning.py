@@ -19,7 +19,6 @@ from bottega.evaluation.methods.prompts import (
     sample_count,
 )
 from bottega.evaluation.methods.retrieval import (
-    BY_VECTORS,
     EpisodeRetriever,
     LateInteractionScorer,
     RetrieverFactory,
@@ -49,6 +48,7 @@ from bottega.naming import suggestion
 from bottega.pipeline import FixedRouter
 from bottega.protocols import Retriever, Tier, turns_only
 from bottega.recipes import Classifier, default_prompter
+from bottega.recipes.cache_retrieval import BY_VECTORS
 from bottega.recipes.racc import check_compressor_files
 from bottega.reranking import check_depth
 from bottega.retrieval import BalancedSampler, UniformSampler

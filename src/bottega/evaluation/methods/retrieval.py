@@ -60,8 +60,6 @@ EXCLUSION_RULE = f"Demonstrations exclude {DESCRIPTIONS[EXCLUDE]}."
 UNSCORED = 0.0  # score of a passage for which a benchmark has none
 
 RetrieverFactory = Callable[[Benchmark, KnowledgeBase], Retriever]
-# Retrieval methods with one vector for each example.
-BY_VECTORS = ("image", "text", "dual")
 
 
 class ExamplePool:
@@ -518,7 +516,7 @@ def open_retrieval(
     if name == "text" and names.reads_text_only(embed):
         text = caching(embed_text or embed)
     elif name != "image":
-        default = f"{model}:text" if averages and name not in TEXT_ONLY[1:] else "words"
+        default = f"{model}:text" if averages and name not in WITHOUT_METRIC else "words"
         text = caching(embed_text or default)
     if averages and name not in ("image", *TEXT_ONLY):
         average = caching(embed)
