@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ class NumberEmbedder:
     def __init__(self, vectors: Vectors) -> None:
         self._vectors, self.dimension = vectors, vectors.shape[1]
 
-    def embed(self, queries: list[Query]) -> Vectors:
+    def embed(self, queries: Sequence[Query]) -> Vectors:
         return self._vectors[[int(query.text) for query in queries]]
 
 

@@ -91,8 +91,7 @@ def add(
     images = list(chain.from_iterable(one.query.images for one in first))
     default = default_embedder(images)
     has_default = embed is None and bool(images) and not file.exists()
-    if embed is not None:
-        _check_texts_differ(embed, first)
+    _check_texts_differ(embed, first)
     status = ProgressStatus(found.total)
     with (
         noting_interruption(lambda: _kept(status, file)),
@@ -150,12 +149,12 @@ def _kept(status: ProgressStatus, file: StoreLocation) -> str:
     return f"{status.count('example')} are done; repeat the command to add the rest to {file}"
 
 
-def _check_texts_differ(embed: str, examples: Sequence[Example]) -> None:
+def _check_texts_differ(embed: str | None, examples: Sequence[Example]) -> None:
     """Raise `SettingError` for a text embedder if all labelled images have the same question: all
     vectors would be equal."""
     questions = {one.query.text for one in examples}
     labelled = all(one.query.images and one.answer for one in examples)
-    if reads_text_only(embed) and len(examples) > 1 and labelled and len(questions) == 1:
+    if embed and reads_text_only(embed) and len(examples) > 1 and labelled and len(questions) == 1:
         raise SettingError(
             f"--embed {embed} reads the questions, which are all {questions.pop()!r}",
             hint="set --embed to bundled, photos or pixels, which read the images",

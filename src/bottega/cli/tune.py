@@ -110,15 +110,10 @@ def tune(
     ):
         with open_rows(file, namespace) as rows:
             view, spec = to_reindex(rows, None, None, file)
-            shrinkage = rows.stored_shrinkage
+            current = _current(knowledge, spec, rows.stored_shrinkage)
         labelled = LabelledSample.of(knowledge, sample, seed)
         specs = dict.fromkeys([spec, *(names or _default_embedders(labelled))])
         embedders = cached_embedders(list(specs), knowledge, spec, labelled.pool, open_embedder)
-        current = _current(knowledge, spec, shrinkage)
-        if not fits_metric(labelled):
-            note(
-                "metric cosine: a metric is fitted only to examples with one label and one question"
-            )
         by_vote = _compare_embedders(labelled, embedders, current, seed)
         embedder = embedders[by_vote.chosen.embedder]
         generator = open_model(model or default_model(embedder)) if method == VISUAL_RAG else None
@@ -138,7 +133,7 @@ def tune(
         print_json(_document(result, seed, dry_run))
     else:
         _report(result, whole_name(file, namespace), seed, dry_run)
-    if by_vote.is_change and elsewhere:
+    if elsewhere and by_vote.chosen.embedder != spec:
         note(f"the new embedder also applies to other namespaces: {counted(elsewhere)}")
 
 
@@ -182,7 +177,9 @@ def _compare_embedders(
     found: dict[tuple[str, float | None], tuple[bool, ...]] = {
         (name, None): plain[name, shots] for name in embedders
     }
-    if fits_metric(sample):
+    if not fits_metric(sample):
+        note("metric cosine: a metric is fitted only to examples with one label and one question")
+    else:
         shrinkages = sorted({*SHRINKAGES, current.shrinkage or SHRINKAGE})
         for name, embedder in embedders.items():
             fitted = fitted_trials(sample, embedder, [shots], shrinkages)
