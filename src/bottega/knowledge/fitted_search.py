@@ -79,9 +79,15 @@ class FittedSearch:
     """
 
     def __init__(
-        self, rows: RowStore, plain: VectorSearch, metric: FittedMetric, view: int
+        self,
+        rows: RowStore,
+        plain: VectorSearch,
+        metric: FittedMetric,
+        view: int,
+        exponent: float = 1.0,
     ) -> None:
         self._rows, self._plain = rows, plain
+        self.exponent = exponent  # of the shares of a vote, to make them probabilities
         self.fitted, self._view = metric, view
         self._index: FlatIndex | None = None
         self._keys: dict[str, int] = {}  # of indexed rows by id

@@ -12,6 +12,7 @@ import orjson
 
 from bottega.errors import SettingError, StoreError
 from bottega.knowledge.fitted_search import FittedSearch
+from bottega.knowledge.fitted_vote import calibrated_exponent
 from bottega.knowledge.metric import SHRINKAGE, Classes, FittedMetric
 from bottega.knowledge.records import StoredView
 from bottega.knowledge.stores import RowStore, VectorSearch, labels_by_id
@@ -26,13 +27,15 @@ GROWTH = 0.25
 class StoredMetric:
     """Metric for the vectors of the embedder with this fingerprint. It was chosen for so many
     `examples` with so many different `labels`. `shrinkage` is None if the plain cosine was chosen;
-    `metric` is also None if too few labels repeated."""
+    `metric` is also None if too few labels repeated. `exponent` makes the shares of its vote
+    probabilities (`calibrated_exponent`)."""
 
     embedder: str
     shrinkage: float | None
     metric: FittedMetric | None
     examples: int
     labels: int
+    exponent: float = 1.0
 
     def is_outdated(self, examples: int, labels: int) -> bool:
         grown = labels != self.labels or examples > (1 + GROWTH) * self.examples
@@ -62,6 +65,7 @@ def stored_metric(rows: RowStore) -> StoredMetric | None:
             None if fitted is None else _fitted(**fitted, shrinkage=float(shrinkage)),
             int(stored["examples"]),
             int(stored["labels"]),
+            float(stored["exponent"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(
@@ -96,7 +100,7 @@ def with_stored_metric(rows: RowStore, plain: VectorSearch, *, required: bool) -
                 hint=f"run bottega tune {rows.name}, or open it with metric='cosine'",
             )
         return plain
-    return FittedSearch(rows, plain, stored.metric, view.number)
+    return FittedSearch(rows, plain, stored.metric, view.number, stored.exponent)
 
 
 def fitted_to(
@@ -117,8 +121,12 @@ def fitted_to(
         return chosen
     number = {labels: index for index, labels in enumerate(counts)}
     classes: Classes = np.array([number[labels] for labels in labelled.values()])
-    metric = FittedMetric.fit(vectors(list(labelled)), classes, shrinkage=shrinkage)
-    return replace(chosen, metric=metric)
+    found = vectors(list(labelled))
+    metric = FittedMetric.fit(found, classes, shrinkage=shrinkage)
+    if metric is None:
+        return chosen
+    exponent = calibrated_exponent(found, classes, shrinkage)
+    return replace(chosen, metric=metric, exponent=exponent)
 
 
 def _key(rows: RowStore) -> str:

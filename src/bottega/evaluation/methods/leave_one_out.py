@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from bottega._util.identity import image_hashes
 from bottega._util.progress import Progress, plural, showing_progress
 from bottega.errors import SettingError
-from bottega.evaluation.methods.fitted_vote import VoteRule, leave_one_out
 from bottega.evaluation.methods.logistic import LabelledVectors, LogisticClassifier, check_labelled
 from bottega.evaluation.methods.retrieval import CachingEmbedder
 from bottega.evaluation.methods.votes import knn
@@ -27,6 +26,7 @@ from bottega.evaluation.metrics.metric import (
 from bottega.knowledge import JoinedEmbedder, KnowledgeBase, PixelEmbedder, View
 from bottega.knowledge.embedders.composite import uncached
 from bottega.knowledge.embedders.names import PIXELS, joined_parts
+from bottega.knowledge.fitted_vote import VoteRule, leave_one_out
 from bottega.knowledge.metric import MEAN_COUNT, Scatter
 from bottega.knowledge.records import unit
 from bottega.protocols import Embedder, Generator

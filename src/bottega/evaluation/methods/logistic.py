@@ -284,7 +284,12 @@ class VectorClassifier:
         [found] = self._knowledge.nearest(vectors, self._neighbours, excluded_for=[query])
         if self._method == "knn":
             means = self._knowledge.class_means(query, vectors[0])
-            answer = knn(with_means(found, means), multi_label=self._multi_label)
+            fitted = self._knowledge.fitted
+            answer = knn(
+                with_means(found, means),
+                multi_label=self._multi_label,
+                exponent=fitted.exponent if fitted else 1.0,
+            )
         else:
             answer = self._logistic.answer(query, vectors[0])
         return VectorAnswer(self._method, answer, tuple(found), time.perf_counter() - started)

@@ -350,9 +350,10 @@ def _vote_method(
 
     async def answer(query: Query) -> Outcome:
         found = await retrieve(query, shots)
-        if means_of is not None and means_of.fitted is not None:
-            found = with_means(found, await asyncio.to_thread(means_of.class_means, query))
-        return Outcome(vote(found))
+        if means_of is None or means_of.fitted is None:
+            return Outcome(vote(found))
+        found = with_means(found, await asyncio.to_thread(means_of.class_means, query))
+        return Outcome(vote(found, exponent=means_of.fitted.exponent))
 
     return Method(spec.name, shots, answer)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bottega.evaluation.methods.fitted_vote import (
+from bottega.knowledge.fitted_vote import (
     NONE,
     Similarities,
     VoteRule,
+    calibrated_exponent,
     leave_one_out,
     plain_leave_one_out,
+    sharpened,
     similarities,
 )
 from bottega.knowledge.metric import FittedMetric, Scatter
@@ -73,6 +75,27 @@ def test_leave_one_out_of_labels_without_meaning_is_chance() -> None:
     naive = Similarities(cosines.astype(np.float32), means).shares(classes, VoteRule(0.1, 10))
     assert (naive.argmax(axis=1) == classes).mean() > 0.8
     assert (honest.argmax(axis=1) == classes).mean() < 0.55
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_calibrated_shares_are_close_to_the_accuracy(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    means = rng.normal(size=(5, 40)) * 0.6
+    classes = np.repeat(np.arange(5), 40)
+    noisy = means[classes] + rng.normal(size=(200, 40))
+    new = means[classes] + rng.normal(size=(200, 40))
+    vectors, queries = noisy.astype(np.float32), new.astype(np.float32)
+    metric = FittedMetric.fit(vectors, classes)
+    shares = similarities(metric, queries, vectors, classes).shares(classes, VoteRule(0.7, 10, 20))
+    right = (shares.argmax(axis=1) == classes).mean()
+    calibrated = sharpened(shares, calibrated_exponent(vectors, classes, 0.7)).max(axis=1).mean()
+    assert abs(calibrated - right) < 0.1
+    assert abs(calibrated - right) < abs(shares.max(axis=1).mean() - right) + 0.03
+
+
+def test_without_a_second_example_of_a_class_shares_stay() -> None:
+    vectors = np.eye(4, dtype=np.float32)
+    assert calibrated_exponent(vectors, np.arange(4), 0.7) == 1.0
 
 
 def test_excluded_examples_do_not_vote() -> None:
