@@ -17,8 +17,8 @@ from tests.knowledge.test_metric import examples, noisy_classes, open_base
 def test_planted_wrong_labels_come_first(seed: int) -> None:
     rng = np.random.default_rng(seed)
     classes = np.repeat(np.arange(4), 40)
-    vectors = rng.normal(size=(4, 20))[classes] + rng.normal(size=(160, 20)) * 0.7
-    vectors = vectors.astype(np.float32)
+    drawn = rng.normal(size=(4, 20))[classes] + rng.normal(size=(160, 20)) * 0.7
+    vectors = drawn.astype(np.float32)
     wrong = rng.permutation(len(classes))[:16]
     labels = classes.copy()
     labels[wrong] = (labels[wrong] + 1) % 4
