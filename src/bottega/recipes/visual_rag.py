@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import get_args
+from typing import TypeAlias, get_args
 
 from bottega.errors import EmptyKnowledgeBaseError, SettingError, check_count
 from bottega.generation.bundled_models import PhotoGenerator
 from bottega.knowledge import JoinedEmbedder, KnowledgeBase
-from bottega.knowledge.embedders.composite import tower_of, uncached
+from bottega.knowledge.embedders.composite import photo_embedder_of, uncached
+from bottega.knowledge.embedders.photo_embedder import match_vectors
 from bottega.parsing import LabelParser
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter
@@ -29,6 +30,8 @@ from bottega.reranking import DemonstrationOrder, GatedReranker, TopKReranker
 from bottega.retrieval import DenseRetriever
 from bottega.routing.novelty_gate import AVERAGED, NoveltyGate
 from bottega.types import Candidate, Sampling
+
+VectorSource: TypeAlias = Callable[[Collection[str]], dict[str, Vectors]]
 
 LABEL_TOKENS = 64
 FETCH_FACTOR = 4
@@ -79,21 +82,30 @@ class Classifier:
 def share_features(generator: Generator, knowledge: KnowledgeBase) -> bool:
     """Let the photograph model reuse image vectors of the knowledge base and its embedder.
 
-    Of joined vectors it uses the tower's part. Returns False, and changes nothing, unless the
-    generator is a photograph model with the same vision tower as the embedder.
+    Returns False, and changes nothing, unless the generator is a photograph model with a network
+    that computes a part of the embedder's vectors.
     """
-    if not isinstance(generator, PhotoGenerator):
+    photos = photo_embedder_of(knowledge.embedder())
+    if not isinstance(generator, PhotoGenerator) or photos is None:
         return False
-    embedder = knowledge.embedder()
-    tower = tower_of(embedder)
-    if tower is None or tower.folder != generator.folder:
+    name = generator.name.removeprefix("bundled:")
+    if name not in photos.parts:
         return False
-    generator.set_feature_sources(tower.image_vectors, partial(_tower_vectors, knowledge))
+
+    def source(vectors: VectorSource) -> VectorSource:
+        return lambda sha256s: {
+            sha256: match_vectors(name, photos.features(row, name))
+            for sha256, row in vectors(sha256s).items()
+        }
+
+    stored = partial(_photo_vectors, knowledge)
+    generator.set_feature_sources(source(photos.image_vectors), source(stored))
     return True
 
 
-def _tower_vectors(knowledge: KnowledgeBase, sha256s: Collection[str]) -> dict[str, Vectors]:
-    """Return the tower's part of stored vectors, by the sha256 of the image."""
+def _photo_vectors(knowledge: KnowledgeBase, sha256s: Collection[str]) -> dict[str, Vectors]:
+    """Return the stored vectors of photographs, without the pixels' part, by the sha256 of the
+    image."""
     found = knowledge.image_vectors(sha256s)
     embedder = uncached(knowledge.embedder())
     if isinstance(embedder, JoinedEmbedder):
