@@ -236,7 +236,8 @@ def check_embedder(spec: str) -> None:
             hint=suggestion(name.removeprefix(f"{BUNDLED}:"), EMBEDDERS)
             + "use photos, photos-lite2, photos-both, photos+pixels:WEIGHT, dual, bundled, words,"
             " minilm, pixels, by-kind, a folder, or a hub id such as"
-            " sentence-transformers/clip-ViT-B-32, with :image, :text, :average or :raw-average appended",
+            " sentence-transformers/clip-ViT-B-32, with :image, :text, :average or :raw-average"
+            " appended",
         )
     photos = PHOTOS if spec == BY_KIND else photo_tower(spec)
     if photos is None or spec == BY_KIND:
