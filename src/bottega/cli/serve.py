@@ -49,7 +49,7 @@ store = "images"
 DEMO_WITH_PHOTOGRAPHS = (
     DEMO.replace('"bundled:master"', '"bundled:by-kind-master"')
     .replace('"bundled"', '"bundled:by-kind"')
-    .replace("0.9", "0.75")  # photographs of one class are less similar than synthetic scenes
+    .replace("0.9", "0.85")  # photographs of one class are less similar than synthetic scenes
     + """
 [cache]
 embed = "by-kind"
