@@ -3,8 +3,6 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -19,9 +17,8 @@ from bottega.errors import EmbedderMismatchError, EmbeddingError
 from bottega.knowledge.embedders.names import NOTE
 from bottega.knowledge.embedders.photo_embedder import default_photos
 from bottega.naming import has_photos
-from bottega.protocols import Embedder, Vectors
-from bottega.types import Query
-from tests.builders import solid_image
+from bottega.protocols import Embedder
+from tests.builders import EarlierPhotos, solid_image
 from tests.cli.conftest import Run
 
 ONE = re.compile(r"(?<![\d.,])1 (?:[a-z-]+ )?(?!bytes|is |as )[a-z]+s\b")
@@ -287,17 +284,6 @@ def test_add_notes_photographs(run: Run, monkeypatch: pytest.MonkeyPatch, instal
         wanted = "install bottega-vlm[photos], then run bottega reindex k.db --embed photos-both"
     assert added.err.count(wanted) == 1
     assert f"(embedder: {default_photos() if installed else 'bundled'})" in added.out
-
-
-@dataclass(frozen=True)
-class EarlierPhotos:
-    """Embedder with the fingerprint of earlier versions."""
-
-    fingerprint: str
-    dimension: int = 256
-
-    def embed(self, queries: Sequence[Query]) -> Vectors:
-        return np.random.default_rng(0).normal(size=(len(queries), 256)).astype(np.float32)
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,13 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 
-from bottega import Image, PhotoEmbedder, Query
+from bottega import Image, PhotoEmbedder, Query, errors
 from bottega.bundled import bundled_folder, photo_model
 from bottega.bundled.checkpoint import read_checkpoint
 from bottega.bundled.efficientnet import LITE0, LITE2, EfficientNetLite, weights_installed
 from bottega.bundled.onnx_tower import OnnxTower
 from bottega.bundled.photo_model import NETWORKS, PHOTOS, PHOTOS_LITE2
-from bottega.errors import EmbeddingError, SettingError
+from bottega.errors import EmbeddingError, MissingDependencyError, SettingError
 from bottega.knowledge.embedders.photo_embedder import (
     PHOTO_PARTS,
     PHOTOS_BOTH,
@@ -36,6 +36,7 @@ from bottega.knowledge.embedders.photo_embedder import (
     match_vectors,
 )
 from bottega.knowledge.records import unit
+from bottega.naming import check_embedder
 from tests.test_photo_models import pattern, published_features
 
 needs_lite2 = pytest.mark.skipif(not weights_installed(LITE2), reason=f"needs {LITE2.package}")
@@ -198,6 +199,31 @@ def test_other_classes_are_not_read_from_weights(content: object) -> None:
     data = b"".join(pickle.dumps(one, protocol=2) for one in (1, 2, {}, content, []))
     with pytest.raises(pickle.UnpicklingError, match="is not part of a tensor"):
         read_checkpoint(data)
+
+
+@pytest.mark.parametrize(
+    ("missing", "name", "extra"),
+    [
+        ("torch", "photos", None),
+        ("torch", "photos+pixels:0.3", None),
+        ("torch", "by-kind", "local"),
+        ("torch", "bundled+pixels", "local"),
+        ("onnxruntime", "photos", "photos"),
+        ("onnxruntime", "photos+pixels:0.3", "photos"),
+        ("onnxruntime", "by-kind", "photos"),
+        ("onnxruntime", "bundled+pixels", None),
+    ],
+)
+def test_an_embedder_needs_only_its_own_packages(
+    monkeypatch: pytest.MonkeyPatch, missing: str, name: str, extra: str | None
+) -> None:
+    monkeypatch.setattr(errors, "find_spec", lambda module: None if module == missing else 1)
+    if extra is None:
+        check_embedder(name)
+        return
+    with pytest.raises(MissingDependencyError, match=f"{missing} is required") as raised:
+        check_embedder(name)
+    assert f"bottega-vlm[{extra}]" in raised.value.hint
 
 
 HEAVY = "torch transformers sentence_transformers sklearn scipy"

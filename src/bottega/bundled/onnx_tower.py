@@ -8,11 +8,11 @@ which is protocol buffers, it needs a few messages: they are written here, witho
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bottega.bundled.checkpoint import Array
 from bottega.bundled.efficientnet import (
     EPSILON,
     FEATURES,
@@ -22,9 +22,6 @@ from bottega.bundled.efficientnet import (
 )
 from bottega.errors import needs_extra
 
-Weights = Mapping[str, NDArray[Any]]
-Pixels = NDArray[np.uint8]
-Features = NDArray[np.float32]
 FLOAT, UINT8 = 1, 2  # element types
 ATTRIBUTE_INTEGER, ATTRIBUTE_TEXT, ATTRIBUTE_INTEGERS = 2, 3, 7  # attribute types
 IR_VERSION, OPERATORS = 8, 17
@@ -44,13 +41,13 @@ class OnnxTower:
         model = tower_model(network, published_weights(network))
         self._session = InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
-    def features(self, pixels: Pixels) -> Features:
+    def features(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the pooled features (FEATURES,) of an image (side, side, 3)."""
-        features: Features = self._session.run(None, {"pixels": pixels[None]})[0][0]
+        features: NDArray[np.float32] = self._session.run(None, {"pixels": pixels[None]})[0][0]
         return features
 
 
-def tower_model(network: EfficientNetLite, weights: Weights) -> bytes:
+def tower_model(network: EfficientNetLite, weights: Mapping[str, Array]) -> bytes:
     """Return the ONNX model: `pixels` (1, side, side, 3) of 8 bits to `features` (1, FEATURES)."""
     graph = _Graph()
     graph.constants(mean=MEAN, scale=SCALE, zero=0.0, six=6.0)
@@ -78,7 +75,13 @@ def tower_model(network: EfficientNetLite, weights: Weights) -> bytes:
 
 
 def _convolve(
-    graph: _Graph, weights: Weights, name: str, norm: str, *, stride: int = 1, has_relu: bool = True
+    graph: _Graph,
+    weights: Mapping[str, Array],
+    name: str,
+    norm: str,
+    *,
+    stride: int = 1,
+    has_relu: bool = True,
 ) -> None:
     """Append a convolution that includes the batch norm after it."""
     gain = weights[f"{norm}.weight"] / np.sqrt(weights[f"{norm}.running_var"] + EPSILON)
@@ -106,7 +109,7 @@ class _Graph:
         self._constants: list[bytes] = []
         self.last = ""
 
-    def constants(self, **arrays: NDArray[Any] | float) -> None:
+    def constants(self, **arrays: Array | float) -> None:
         for name, values in arrays.items():
             array = np.asarray(values, "<f4")
             shape = [(1, side) for side in array.shape]

@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image as Pillow
 
 from bottega._util.caching import LRUCache
 from bottega.bundled.efficientnet import FEATURES, LITE2, weights_installed
-from bottega.bundled.onnx_tower import OnnxTower, Pixels
+from bottega.bundled.onnx_tower import OnnxTower
 from bottega.bundled.photo_model import NETWORKS, PHOTOS, PHOTOS_LITE2, decoder_weights
 from bottega.errors import SettingError
 from bottega.image import Image
@@ -109,7 +110,7 @@ class PhotoEmbedder:
         return np.concatenate(parts)
 
 
-def central_square(image: Pillow.Image, side: int) -> Pixels:
+def central_square(image: Pillow.Image, side: int) -> NDArray[np.uint8]:
     """Return the pixels (side, side, 3) of the central square of an image whose shorter side is
     scaled to `side`."""
     shorter = min(image.size)
