@@ -246,6 +246,7 @@ def check_embedder(spec: str) -> None:
         for part in PHOTO_PARTS[photos]:
             check_weights(NETWORKS[part])
         require_extra(RUNTIME, "photos")
+        check_address_space()
 
 
 def check_text_embedder(spec: str) -> None:
