@@ -15,8 +15,7 @@ from pydantic import TypeAdapter
 
 from bottega.cli.app import app
 from bottega.gateway.config.config_file import SECTIONS, VARIANT_SECTIONS
-from bottega.gateway.config.tier_settings import TierSettings
-from bottega.gateway.config.variant_settings import VariantSettings
+from bottega.gateway.config.routing_settings import TierSettings, VariantSettings
 from docs.site.pages import ROOT
 
 PACKAGE = ROOT / "src" / "bottega"

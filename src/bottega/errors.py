@@ -287,6 +287,12 @@ def _raise(error: BottegaError) -> None:
     raise error
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of another library's error message, at most 200 characters."""
+    text = str(error).strip().splitlines()
+    return text[0][:200] if text else type(error).__name__
+
+
 def check_count(name: str, count: int, least: int = 1) -> None:
     """Raise `SettingError` unless `count` is a whole number of at least `least`."""
     if not hasattr(count, "__index__") or count < least:  # also accepts integers of numpy

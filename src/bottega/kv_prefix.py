@@ -343,9 +343,9 @@ def generate(
     **settings: object,
 ) -> Tensor:
     """Generate after a prefix; return new tokens (batch x num_return_sequences, max_new_tokens).
-    `inputs` are those of `forward`, padded on the left. `settings` are those of transformers'
-    `generate`; their defaults come from the model's generation config. Logits processors and
-    stopping criteria see `prefix.length` dummy tokens in front of the prompt. Raises
+    `inputs` are padded on the left, else as for `forward`. `settings` are the parameters of
+    transformers' `generate`; their defaults come from the model's generation config. Logits
+    processors and stopping criteria see `prefix.length` dummy tokens in front of the prompt. Raises
     `SettingError`."""
     if wrong := [name for name in RESERVED_SETTINGS if name in settings]:
         raise SettingError(

@@ -31,7 +31,7 @@ class RationaleResult:
     """Result for one example.
 
     `score` is the share of correct predictions with the best candidate; because they selected it,
-    it is optimistic. `fresh_score` is that of new predictions. `rationale` is None if no
+    it is optimistic. `fresh_score` is the share among new predictions. `rationale` is None if no
     candidate led to a correct prediction, or after an `error`. `tried` holds the scores of all
     verified candidates, in order. `calls` counts completions. `cost_usd` covers all replies and is
     None if a price is unknown. `at_most_usd` is the cost if all candidates had been verified, each
@@ -217,7 +217,7 @@ class PendingRationales:
     """Ids of the examples that need a rationale, in knowledge-base order, and counts of the others.
 
     `given` examples came with a rationale, `passages` have no answer, `rejected` were tried without
-    success. `scores` are those of rationales made earlier.
+    success. `scores` are the scores of rationales made earlier.
     """
 
     ids: tuple[str, ...]

@@ -156,7 +156,7 @@ def test_a_failed_batch_of_unacknowledged_records_is_lost_and_logged(
             writer.put(number)
         writer.close()
     assert (writer.lost, stored) == (2, [])
-    assert [record.getMessage() for record in caplog.records] == ["2 records were lost"]
+    assert [record.getMessage() for record in caplog.records] == ["lost 2 records"]
 
 
 def test_records_of_many_threads_are_all_written() -> None:
@@ -414,13 +414,13 @@ def test_repeated_losses_are_logged_once_a_minute(
         return [record.getMessage() for record in caplog.records]
 
     put(20)
-    assert logged() == ["1 records were lost"]
+    assert logged() == ["lost 1 record"]
     assert caplog.records[0].exc_info is not None
     monkeypatch.setattr("bottega._util.batch_writer.LOG_SECONDS", 0.0)
     put(1)
-    assert logged()[1:] == ["20 records were lost"]
+    assert logged()[1:] == ["lost 20 records"]
     monkeypatch.setattr("bottega._util.batch_writer.LOG_SECONDS", 1e9)
     put(3)
     writer.close()
-    assert logged()[2:] == ["3 more records were lost"]
+    assert logged()[2:] == ["lost 3 more records"]
     assert writer.lost == 24

@@ -36,6 +36,8 @@ def test_a_bar_is_written_to_standard_error(
         (1, "entry", ",", "1 entry"),
         (2, "entry", "", "2 entries"),
         (2, "key", "", "2 keys"),
+        (1, "batch", "", "1 batch"),
+        (2, "unfinished batch", "", "2 unfinished batches"),
     ],
 )
 def test_a_count_agrees_with_its_noun(count: int, noun: str, spec: str, expected: str) -> None:

@@ -15,6 +15,7 @@ from bottega import naming
 from bottega.cli import main
 from bottega.generation import OpenAIGenerator, RetryPolicy
 from bottega.knowledge import TokenEmbedder, TowerEmbedder
+from tests.cli.table_files import IMAGES, write_files
 from tests.server import Server
 
 COLOURS = {"ruby": "crimson", "leaf": "forestgreen", "sky": "deepskyblue"}
@@ -90,3 +91,10 @@ def served(endpoint: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
     """Return the endpoint that `--model openai:NAME` calls."""
     monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
     return endpoint
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Write `IMAGES` into the current folder of `run`."""
+    write_files(tmp_path, IMAGES)
+    return tmp_path

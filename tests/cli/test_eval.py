@@ -1,9 +1,10 @@
+"""Results and notes of `bottega eval`."""
+
 from __future__ import annotations
 
 import re
 import shlex
 import sqlite3
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -92,24 +93,6 @@ def test_eval_sends_the_given_question(run: Run, pets: Path, served: Server) -> 
     assert all("Which class, please?" in str(body) for body in served.bodies)
 
 
-def test_a_question_for_a_benchmark_with_its_own_is_rejected(run: Run) -> None:
-    done = run("eval", "digits", "--question", "Which class?")
-    assert done.code == 2
-    assert "--question" in done.err and "image-folder" in done.err
-
-
-def test_options_that_would_change_the_question_are_rejected(run: Run, pets: Path) -> None:
-    benchmark = f"image-folder:{pets}"
-    done = run("eval", benchmark, "--question", "Cat?", "--unparsable", "random")
-    assert done.code == 2
-    assert "--unparsable" in done.err and "mmmu" in done.err
-    done = run("eval", f"{benchmark},question=Cat?", "--unparsable", "random")
-    assert done.code == 2
-    done = run("eval", f"{benchmark},question=Cat?", "--question", "Dog?")
-    assert done.code == 2
-    assert "question" in done.err and "Dog?" in done.err
-
-
 @pytest.mark.skipif(not UCMERCED.exists(), reason="sample data are absent")
 @pytest.mark.slow
 def test_eval_on_aerial_images(run: Run) -> None:
@@ -162,12 +145,6 @@ def test_a_rejected_item_counts_as_failed(run: Run, pets: Path, served: Server) 
     assert (failed.code, row["n"], row["failed"], row["invalid"]) == (1, 2, 1, 0)
 
 
-@pytest.mark.parametrize("path", [".", "nowhere/f.json"])
-def test_unwritable_outputs_are_rejected_before_the_run(run: Run, path: str) -> None:
-    assert run("eval", "digits", "--json", path).code == 2
-    assert run("demo", "--out", path).code == 2
-
-
 def test_a_damaged_image_is_reported_and_excluded(run: Run, pets: Path) -> None:
     data = (pets / "leaf" / "0.png").read_bytes()
     (pets / "leaf" / "cut.png").write_bytes(data[: len(data) // 2])
@@ -204,14 +181,6 @@ def test_demo_shows_the_users_images(run: Run, pets: Path) -> None:
     assert {row["part"] for row in document["results"]} == {pets.name}
 
 
-def test_demo_needs_two_classes(run: Run, tmp_path: Path, pets: Path) -> None:
-    (tmp_path / "one").mkdir()
-    (pets / "leaf").rename(tmp_path / "one" / "leaf")
-    done = run("demo", "--folder", tmp_path / "one")
-    assert done.code == 1
-    assert "has the label 'leaf' only" in done.err
-
-
 def test_eval_of_a_synthetic_task_compares_retrieval_with_vote(run: Run, served: Server) -> None:
     served.answers = [ok("add 1 2\nAnswer: 3")]
     task = (
@@ -244,11 +213,6 @@ def test_eval_of_a_synthetic_task_compares_retrieval_with_vote(run: Run, served:
     assert (document["made_wrong"], document["knowledge_base"]) == (4, 8)
     assert "4 of 8 answers corrupted" in done.out
     assert "vote is the majority" in done.err
-
-
-def test_json_needs_a_file_name(run: Run) -> None:
-    done = run("eval", "digits", "--json", "--limit", "5")
-    assert (done.code, "--json needs a file name, got '--limit'" in done.err) == (2, True)
 
 
 def test_a_repeated_run_notes_the_stored_answers(run: Run, pets: Path, served: Server) -> None:
@@ -321,298 +285,12 @@ def test_the_page_of_an_answer_of_a_run_has_its_images(run: Run, pets: Path) -> 
     assert page.count("data:image/") == 0 and "--kb to a knowledge base" in page
 
 
-CUSTOM = """
-from dataclasses import replace
-from bottega.retrieval import UniformSampler
-
-def shuffled(pipeline, examples):
-    return replace(pipeline, retrieve=UniformSampler(examples, seed=7))
-
-def nothing(pipeline, examples):
-    return None
-
-def fails(pipeline):
-    return pipeline
-
-async def _broken(query, k):
-    return {}["nothing"]
-
-def breaks(pipeline, examples):
-    return replace(pipeline, retrieve=_broken)
-
-def orders(pipeline, examples):
-    async def rerank(query, candidates, k):
-        raise ValueError("no order")
-    return replace(pipeline, rerank=rerank)
-
-def parses(pipeline, examples):
-    return replace(pipeline, parse=lambda reply, choices: 1 / 0)
-"""
-
-
-def write_own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write a module of the user, which no earlier test has imported."""
-    monkeypatch.syspath_prepend(".")
-    monkeypatch.delitem(sys.modules, "own_methods", raising=False)
-    Path("own_methods.py").write_text(CUSTOM)
-
-
-OWN_TASK = ("--model", "openai:m", "--shots", 2, "--embed", "pixels")
-
-
-def test_a_pipeline_of_the_user_is_compared(
-    run: Run, pets: Path, served: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served.answers = [ok("Answer Choice: leaf")]
-    write_own_methods(monkeypatch)
-    task = ("eval", f"image-folder:{pets}", *OWN_TASK, "--methods", "top-k", "--out", "kept")
-    done = run(*task, "--pipeline", "own_methods:shuffled")
-    assert done.code == 0, done.err
-    scores = []
-    for name in ("custom", "top-k"):
-        found = run("log", "--traces", "kept", "--tier", name, "--json").json
-        assert isinstance(found, dict)
-        shown = [one for trace in found["traces"] for one in trace["demonstrations"]]
-        assert len(shown) == 2 * len(found["traces"]) > 0
-        scores.append({one["score"] for one in shown})
-    assert scores[0] == {0.0} != scores[1]  # of the sampler, and of the search
-    assert run(*task, "--pipeline", "own_methods:shuffled").code == 0  # all answers are stored
-    with Path("own_methods.py").open("a") as file:
-        file.write("# changed\n")
-    again = run(*task, "--pipeline", "own_methods:shuffled")
-    assert "kept holds a run with --pipeline own_methods:shuffled (file " in again.err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--methods", "custom"), "custom needs a function"),
-        (("--pipeline", "own_methods:nothing"), "own_methods:nothing returned no Pipeline"),
-        (("--pipeline", "own_methods:fails"), "takes 1 positional argument but 2 were given"),
-        (("--pipeline", "own_methods:missing"), "has no attribute 'missing'"),
-        (("--pipeline", "absent_module:f"), "module 'absent_module' does not exist"),
-        (("--pipeline", "own_methods"), "the import path is incomplete"),
-    ],
-)
-def test_faults_of_the_users_pipeline_are_named(
-    run: Run,
-    pets: Path,
-    served: Server,
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[str, ...],
-    message: str,
-) -> None:
-    write_own_methods(monkeypatch)
-    done = run("eval", f"image-folder:{pets}", *OWN_TASK, *options)
-    assert done.code != 0 and message in done.err and "hint" in done.err and not served.bodies
-
-
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("breaks", "KeyError: 'nothing'"),
-        ("orders", "ValueError: no order"),
-        ("parses", "ZeroDivisionError: division by zero"),
-    ],
-)
-def test_a_part_of_the_user_that_fails_is_named(
-    run: Run,
-    pets: Path,
-    served: Server,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    problem: str,
-) -> None:
-    served.answers = [ok("Answer Choice: leaf")]
-    write_own_methods(monkeypatch)
-    task = (*OWN_TASK, "--methods", "custom", "--pipeline", f"own_methods:{name}")
-    done = run("eval", f"image-folder:{pets}", *task)
-    assert done.code == 2 and "Traceback" not in done.err
-    assert re.search(rf"error: own_methods:{name}, item \d+, failed: {problem} \(own_met", done.err)
-
-
 @pytest.mark.parametrize(("methods", "is_noted"), [("knn,logreg", False), ("knn,top-k", True)])
 def test_the_model_is_noted_if_a_method_uses_it(
     run: Run, pets: Path, methods: str, is_noted: bool
 ) -> None:
     done = run("eval", f"image-folder:{pets}", "--methods", methods, "--dry-run")
     assert ("model bundled" in done.err) == is_noted
-
-
-def test_eval_of_facts_reads_passages_by_default(run: Run, served: Server) -> None:
-    served.answers = [ok("who knows")]
-    done = run(
-        "eval", "facts:episodes=1,queries=2", "--model", "openai:m", "--shots", 2, "--json", "f"
-    )
-    assert done.code == 0
-    rows = orjson.loads(Path("f").read_bytes())["results"]
-    assert [(row["method"], row["n"]) for row in rows] == [
-        ("zero-shot", 2),
-        ("random", 2),
-        ("oracle", 2),
-    ]
-
-
-@pytest.mark.parametrize("retrieve", ["text", "dual", "keywords", "bm25", "hashtag"])
-def test_eval_retrieves_examples_by_text(run: Run, served: Server, retrieve: str) -> None:
-    served.answers = [ok("red")]
-    task = ("eval", "attributes:examples=30,queries=5", "--model", "openai:m", "--embed", "pixels")
-    method = ("--methods", "visual-rag,swap-question", "--shots", 3, "--json", "f")
-    done = run(*task, *method, "--retrieve", retrieve)
-    assert done.code == 0
-    document = orjson.loads(Path("f").read_bytes())
-    assert (document["retrieve"], document["labels"]) == (retrieve, 30)
-    assert [row["n"] for row in document["results"]] == [5, 5]
-
-
-@pytest.mark.parametrize("retrieve", ["keywords", "bm25", "hashtag"])
-def test_eval_retrieves_passages_within_their_episode(
-    run: Run, served: Server, retrieve: str
-) -> None:
-    served.answers = [ok("who knows")]
-    task = ("eval", "facts:episodes=2,queries=3", "--model", "openai:m", "--embed", "pixels")
-    done = run(
-        *task, "--methods", "visual-rag", "--retrieve", retrieve, "--shots", 2, "--json", "f"
-    )
-    assert done.code == 0
-    [row] = orjson.loads(Path("f").read_bytes())["results"]
-    assert (row["n"], row["failed"]) == (6, 0)
-
-
-@pytest.mark.parametrize(
-    "task",
-    [
-        "attributes:examples=30,queries=4",
-        "facts:episodes=2,queries=2",
-        "rules:episodes=2,queries=2",
-    ],
-)
-def test_eval_retrieves_by_late_interaction(run: Run, served: Server, task: str) -> None:
-    served.answers = [ok("red")]
-    options = ("--methods", "visual-rag,rcts", "--shots", 3, "--retrieve", "hybrid", "--json", "f")
-    assert run("eval", task, "--model", "openai:m", *options).code == 0
-    document = orjson.loads(Path("f").read_bytes())
-    assert document["retrieve"] == "hybrid"
-    assert [(row["n"], row["failed"]) for row in document["results"]] == [(4, 0), (4, 0)]
-
-
-def test_the_bundled_model_searches_late_interaction_candidates(run: Run) -> None:
-    options = ("--methods", "rcts", "--shots", 3, "--rollouts", 2, "--retrieve", "hybrid")
-    assert run("eval", "attributes:examples=30,queries=2", *options, "--json", "f").code == 0
-    [row] = orjson.loads(Path("f").read_bytes())["results"]
-    assert (row["n"], row["failed"], row["calls"] >= 6) == (2, 0, True)
-
-
-def test_search_uses_candidates_of_a_late_interaction_checkpoint(
-    run: Run, served: Server, tmp_path: Path
-) -> None:
-    pytest.importorskip("torch")
-    from tests.knowledge import tiny_models
-
-    folder = tiny_models.save_flmr(tmp_path / "flmr")
-    served.answers = [ok("red")]
-    task = (
-        "eval",
-        "attributes:examples=30,queries=2",
-        "--model",
-        "openai:m",
-        "--methods",
-        "top-k,rcts",
-    )
-    more = ("--shots", 3, "--rollouts", 2, "--embed", f"flmr:{folder}")
-    done = run(*task, *more, "--retrieve", "hybrid", "--json", "f")
-    assert done.code == 0, done.err
-    rows = orjson.loads(Path("f").read_bytes())["results"]
-    assert [(row["n"], row["failed"]) for row in rows] == [(2, 0), (2, 0)]
-    assert "(retrieve or --retrieve) to hybrid" in run(*task, *more).err
-
-
-def test_methods_without_retrieval_ignore_the_retriever(run: Run, served: Server) -> None:
-    served.answers = [ok("3")]
-    task = ("eval", "rules:episodes=1,queries=2", "--model", "openai:m", "--methods", "random")
-    for retrieve in ("hybrid", "hashtag"):
-        assert run(*task, "--shots", 1, "--retrieve", retrieve).code == 0
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ("glyphs:way=3",),
-        ("rules", "--retrieve", "sound"),
-        ("rules", "--retrieve", "hybrid", "--embed", "pixels"),
-        ("rules", "--label-noise", "2"),
-        ("facts:episodes=1", "--label-noise", "0.2"),
-        ("glyphs:",),
-        ("glyphs:ways=5,ways=10",),
-        ("glyphs:ways=100,shots=50",),
-        ("facts:episodes=1", "--methods", "visual-rag"),
-        ("facts:episodes=1", "--methods", "vote"),
-        ("digits", "--methods", "oracle"),
-    ],
-)
-def test_eval_rejects_invalid_requests(run: Run, wrong: tuple[str, ...]) -> None:
-    assert run("eval", *wrong).code == 2
-
-
-def test_eval_compares_search_with_its_baselines(run: Run, served: Server) -> None:
-    served.answers = [ok("Answer: 3")]
-    task = (
-        "eval",
-        "rules:episodes=2,examples=4,queries=2",
-        "--model",
-        "openai:m",
-        "--embed",
-        "pixels",
-    )
-    names = ("top-k", "rcts", "rcts-random", "rcts-best-of-n", "majority")
-    more = ("--methods", ",".join(names), "--shots", 2, "--rollouts", 3, "--json", "f")
-    done = run(*task, *more)
-    assert done.code == 0, done.out
-    document = orjson.loads(Path("f").read_bytes())
-    rows = {row["method"]: row for row in document["results"]}
-    assert tuple(rows) == names
-    baselines = [row["against"] for row in document["paired"] if row["method"] == "rcts"]
-    assert baselines == ["top-k", "majority", "rcts-random", "rcts-best-of-n"]
-    assert rows["majority"]["calls"] == 4 * (1 + 3 * 11)
-    assert all(4 <= rows[name]["calls"] <= 4 * 34 for name in names[1:])
-    assert all(row["n"] == 4 and row["prompt_tokens"] for row in rows.values())
-
-
-def test_a_similar_benchmark_is_suggested(run: Run) -> None:
-    done = run("eval", "imagefolder:pets")
-    assert done.code == 2 and "did you mean image-folder:pets?" in done.err
-
-
-def test_a_folder_with_one_split_gets_a_hint(run: Run, pets: Path) -> None:
-    half = pets.parent / "half"
-    half.mkdir()
-    pets.rename(half / "train")
-    done = run("eval", f"image-folder:{half}")
-    assert done.code == 1 and f"run bottega eval image-folder:{half / 'train'}" in done.err
-
-
-def test_rerank_covers_labels(run: Run, tmp_path: Path) -> None:
-    """Of the nearest images two have the same label; `cover` shows one of each."""
-    (tmp_path / "images").mkdir()
-    rows = []
-    for number, (shade, labels) in enumerate(
-        [(100, "red"), (101, "red"), (104, "blue"), (105, "blue"), (102, "red")]
-    ):
-        Image.new("RGB", (16, 16), (shade, shade, shade)).save(tmp_path / f"images/{number}.png")
-        rows.append({"image": f"images/{number}.png", "answer": labels, "question": "Which?"})
-    (tmp_path / "train.jsonl").write_bytes(b"\n".join(map(orjson.dumps, rows[:4])))
-    (tmp_path / "test.jsonl").write_bytes(orjson.dumps(rows[4]))
-    shown = {}
-    for rerank in ("none", "cover", "mmr"):
-        done = run(
-            *("eval", f"jsonl:{tmp_path}", "--embed", "pixels", "--methods", "visual-rag"),
-            *("--shots", 2, "--rerank", rerank, "--out", rerank),
-        )
-        assert done.code == 0, done.err
-        [(trace,)] = sqlite3.connect(f"{rerank}/run.db").execute("SELECT trace FROM answers")
-        shown[rerank] = sorted(one["answer"] for one in orjson.loads(trace)["demonstrations"])
-    assert (shown["none"], shown["cover"]) == (["red", "red"], ["blue", "red"])
-    assert len(shown["mmr"]) == 2
 
 
 @pytest.mark.parametrize(("model", "noted"), [("openai:m", True), ("bundled", False)])
@@ -639,43 +317,6 @@ def test_paired_differences_of_eval_fit_in_80_columns(run: Run, pets: Path) -> N
     assert paired and all(len(line) <= 80 for line in paired)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--shots", "2,101"), "a search must select at most 100 demonstrations, got 101"),
-        (("--exploration", "inf"), "exploration must be finite and at least 0, got inf"),
-    ],
-)
-@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
-def test_searches_are_checked_before_any_request(
-    run: Run, served: Server, options: tuple[str, ...], message: str, dry: tuple[str, ...]
-) -> None:
-    common = ("--limit", 2, "--methods", "top-k,rcts", "--model", "openai:m")
-    refused = run("eval", "codes:notebooks=5", *common, *options, *dry)
-    assert (refused.code, message in refused.err) == (2, True), refused.err
-    assert not served.bodies and "top-k" not in refused.out
-
-
-def test_a_compressor_of_another_model_is_refused_before_any_answer(run: Run) -> None:
-    refused = run(
-        *("eval", "facts:episodes=1", "--limit", 2, "--methods", "concat,racc", "--shots", 2),
-        *("--model", "bundled:master", "--retrieve", "text"),
-    )
-    assert "this compressor was trained with another model" in refused.err
-    assert refused.code == 1 and "concat" not in refused.out
-
-
-def test_another_setting_of_the_search_is_named(run: Run, served: Server) -> None:
-    served.answers = [ok("Answer Choice: A")]
-    common = (
-        *("eval", "codes:notebooks=5", "--limit", 1, "--methods", "top-k,rcts", "--shots", 2),
-        *("--model", "openai:m", "--out", "kept"),
-    )
-    assert run(*common).code == 0
-    refused = run(*common, "--alpha", 0.9)
-    assert "kept holds a run with --alpha unset, got 0.9" in refused.err
-
-
 def test_codes_are_answered_by_their_simulated_model(run: Run) -> None:
     planned = run("eval", "codes:notebooks=5", "--limit", "3", "--dry-run")
     assert (planned.code, "; simulated:codes; " in planned.out) == (0, True)
@@ -683,83 +324,3 @@ def test_codes_are_answered_by_their_simulated_model(run: Run) -> None:
     assert "; bundled:apprentice; " in other.out
     refused = run("eval", "codes", "--model", "simulated:code")
     assert (refused.code, "did you mean simulated:codes?" in refused.err) == (2, True)
-
-
-def test_alpha_without_two_rewards_is_refused(run: Run) -> None:
-    task = "rules:episodes=1,examples=4,queries=2"
-    command = ("eval", task, "--methods", "rcts", "--alpha", "0.5", "--dry-run")
-    for reward in ((), ("--reward", "mutual")):
-        refused = run(*command, *reward)
-        assert (refused.code, "set --reward both" in refused.err) == (2, True)
-    assert run(*command, "--reward", "both").code == 0
-
-
-def test_passages_are_not_counted_as_labelled_examples(run: Run) -> None:
-    planned = run("eval", "facts:queries=2,episodes=1", "--limit", "2", "--dry-run")
-    assert (planned.code, "2 items, 144 passages, no labels" in planned.out) == (0, True), (
-        planned.out
-    )
-
-
-@pytest.mark.parametrize(
-    ("methods", "options", "message"),
-    [
-        ("top-k", "--children 20", "--children needs rcts, got top-k"),
-        ("rcts-flat", "--no-early-stop", "--no-early-stop needs rcts, got rcts-flat"),
-        ("top-k,majority", "--fetch 30", "--fetch needs rcts or rcts-flat or"),
-        ("zero-shot", "--preset released", "remove --preset, or add rcts to --methods"),
-        ("rcts", "--samples 9", "--samples needs majority or best-of-n, got rcts"),
-        (
-            "rcts",
-            "--reward self",
-            "after demonstrations with rationales; those of codes:notebooks=5 show none",
-        ),
-        ("rcts", "--reward both --alpha 0.3", "set --reward ensemble or mutual"),
-        ("rcts-flat", "--variant released", "got rcts-flat with the reward ensemble"),
-    ],
-)
-@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
-def test_options_without_effect_are_refused(
-    run: Run, methods: str, options: str, message: str, dry: tuple[str, ...]
-) -> None:
-    refused = run(
-        "eval", "codes:notebooks=5", "--limit", 1, "--methods", methods, *options.split(), *dry
-    )
-    assert (refused.code, message in refused.err) == (2, True), refused.err
-    assert not refused.out
-
-
-@pytest.mark.parametrize(
-    ("task", "methods", "options"),
-    [
-        (
-            "codes:notebooks=5",
-            "rcts,majority",
-            "--children 20 --no-early-stop --fetch 30 --samples 9",
-        ),
-        ("codes:notebooks=5", "rcts", "--variant released"),
-        ("codes:notebooks=5", "rcts-flat", "--variant released --reward mutual"),
-        ("rules:episodes=1", "rcts-random", "--reward self"),  # its examples have rationales
-    ],
-)
-def test_options_with_an_effect_are_accepted(
-    run: Run, task: str, methods: str, options: str
-) -> None:
-    planned = run("eval", task, "--limit", 1, "--methods", methods, *options.split(), "--dry-run")
-    assert planned.code == 0, planned.err
-
-
-def test_rationales_that_are_hidden_give_no_reward(run: Run) -> None:
-    command = ("eval", "rules:episodes=1", "--methods", "rcts", "--reward", "self", "--dry-run")
-    refused = run(*command, "--no-rationales")
-    assert (refused.code, "the reward self needs rationales" in refused.err) == (2, True)
-
-
-def test_searches_show_three_demonstrations(run: Run) -> None:
-    command = ("eval", "codes:notebooks=5", "--limit", 2, "--rollouts", 1, "--json", "f")
-    assert run(*command, "--methods", "top-k,rcts,majority").code == 0
-    document = orjson.loads(Path("f").read_bytes())
-    assert {row["shots"] for row in document["results"]} == {3}
-    shown = document["shown"]
-    assert shown["rcts"]["reward"] == "ensemble" and shown["rcts"]["variant"] == "paper"
-    assert shown["majority"]["samples"] == str(1 + 1 + 15)

@@ -379,7 +379,7 @@ def test_a_second_signal_stops_at_once(endpoint: Server, tmp_path: Path) -> None
     assert process.returncode == 0
     lines = [json.loads(line) for line in err.splitlines()]
     events = [line["event"] for line in lines]
-    assert "draining: 1 requests in flight" in events
+    assert "draining: 1 request in flight" in events
     assert events[-1] == "stopped"
     assert not any("Exception" in event for event in events)
     [line] = [line for line in lines if line["event"] == "request"]

@@ -1,4 +1,4 @@
-"""Tables and archives as people have them, added by `bottega add`."""
+"""Tables as people have them, added by `bottega add`."""
 
 from __future__ import annotations
 
@@ -6,61 +6,17 @@ import base64
 import csv
 import gzip
 import json
-import os
-import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.image import MAX_BYTES
 from bottega.knowledge import load_hugging_face, load_jsonl, load_table
-from bottega.knowledge.loaders import archives, delimited
+from bottega.knowledge.loaders import delimited
 from tests.builders import solid_image
 from tests.cli.conftest import Run
-
-FILES = ("cat/1.png", "cat/2.png", "dog/1.png")
-LABELS = {"cat": 2, "dog": 1}
-IMAGES = {name: solid_image(shade).data for shade, name in enumerate(FILES)}
-
-
-@pytest.fixture
-def images(tmp_path: Path) -> Path:
-    """Write `FILES` into the current folder of `run`."""
-    for shade, name in enumerate(FILES):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(solid_image(shade).data)
-    return tmp_path
-
-
-def write_zip(path: Path, files: dict[str, bytes]) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-
-
-def write_files(root: Path, files: dict[str, bytes]) -> None:
-    for name, data in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-
-
-def encoded(shade: int) -> str:
-    return base64.b64encode(solid_image(shade).data).decode()
-
-
-def added_labels(run: Run, *arguments: object) -> dict[str, int]:
-    """Add the source and return the number of examples by answer."""
-    added = run("add", "k.db", *arguments, "--embed", "pixels")
-    assert added.code == 0, added.err
-    listed: Any = run("ls", "k.db", "--limit", 100, "--json").json
-    answers = [one["answer"] for one in listed]
-    return {answer: answers.count(answer) for answer in sorted(set(answers))}
-
+from tests.cli.table_files import FILES, LABELS, added_labels, encoded, write_zip
 
 # Header and row.
 CSV = {
@@ -233,138 +189,6 @@ def test_packed_lines_are_read(run: Run, images: Path) -> None:
         assert (failed.code, "bad.jsonl.gz" in failed.err) == (1, True)
 
 
-@pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.csv"])
-def test_hugging_face_image_folders_are_read(run: Run, images: Path, name: str) -> None:
-    for split in ("train", "validation"):
-        folder = images / "set" / split
-        folder.mkdir(parents=True)
-        for file in FILES:
-            (folder / file.replace("/", "-")).write_bytes((images / file).read_bytes())
-        pairs = [(file.replace("/", "-"), file[:3]) for file in FILES]
-        lines = [json.dumps({"file_name": file, "label": label}) for file, label in pairs]
-        if name == "metadata.csv":
-            lines = ["file_name,label", *(f"{file},{label}" for file, label in pairs)]
-        (folder / name).write_text("\n".join(lines))
-    refused = run("add", "k.db", "set")
-    assert (refused.code, "contains the splits train and validation" in refused.err) == (1, True)
-    assert added_labels(run, "set", "--split", "val") == LABELS
-    assert added_labels(run, "set/train") == LABELS
-
-
-@pytest.mark.parametrize("name", ["my.csv", "my.jsonl", "metadata.csv", ""])
-def test_a_split_of_a_single_table_is_refused(run: Run, images: Path, name: str) -> None:
-    text = '{"image": "cat/1.png", "label": "cat"}' if "json" in name else "file_name,label\nx,a\n"
-    (images / (name or "metadata.csv")).write_text(text)
-    refused = run("add", "k.db", name or ".", "--split", "test", "--embed", "pixels")
-    named = name or "metadata.csv"
-    assert (refused.code, f"{named} has no splits" in refused.err) == (2, True)
-    assert "omit --split" in refused.err
-
-
-FLAT = {f"train/{name.replace('/', '-')}": data for name, data in IMAGES.items()}
-IDS = "".join(f"{Path(name).stem},{Path(name).name[:3]}\n" for name in FLAT)
-NAMES = "".join(f"{Path(name).name},{Path(name).name[:3]}\n" for name in FLAT)
-ONE_HOT = "name,cat,dog\n" + "".join(
-    f"{Path(n).name},{1 - i // 2},{i // 2}\n" for i, n in enumerate(FLAT)
-)
-BOXES = {f"labels/{Path(name).stem}.txt": b"0 .5 .5 1 1" for name in FLAT}
-DETECTION = {name.replace("train", "images"): data for name, data in FLAT.items()} | BOXES
-
-# Files, and the words of the refusal; None if the folders are the classes.
-BESIDE: dict[str, tuple[dict[str, bytes], str | None]] = {
-    "ids": (FLAT | {"labels.csv": b"id,breed\n" + IDS.encode()}, "labels.csv names the images"),
-    "names": (FLAT | {"train.csv": b"file,label\n" + NAMES.encode()}, "train.csv names the images"),
-    "tabs": (
-        FLAT | {"t.TSV": b"n\tfile\tlabel\n" + NAMES.replace(",", "\t").encode()},
-        "t.TSV names the images",
-    ),
-    "numbers": (
-        {"train/1.png": IMAGES[FILES[0]], "labels.csv": b"id,label\n1,cat\n"},
-        "labels.csv names the images",
-    ),
-    "spaces": (IMAGES | {"my.csv": b" " * (1 << 16)}, None),
-    "lines": (
-        IMAGES | {"my.jsonl": b'{"image": "cat/1.png", "label": "x"}'},
-        "my.jsonl names the images",
-    ),
-    "paths": (
-        IMAGES | {"my.csv": b'path,label\n".\\cat\\1.png",x'},
-        "my.csv names the images",
-    ),
-    "other metadata": (
-        IMAGES | {"metadata.csv": b"file,label\ncat/1.png,x"},
-        "metadata.csv names the images",
-    ),
-    "in the class folder": (IMAGES | {"cat/notes.csv": b"file,label\n1.png,x"}, None),
-    "stray metadata": (IMAGES | {"metadata.csv": b"key,value\nauthor,me\n"}, None),
-    "stray metadata lines": (IMAGES | {"metadata.jsonl": b'{"author": "me"}'}, None),
-    "stray demo": (IMAGES | {"demo.csv": b"key,value\nauthor,me\n"}, None),
-    "stray counts": (IMAGES | {"classes.csv": b"class,count\ncat,2\n1,2\n"}, None),
-    "damaged": (IMAGES | {"my.csv": b"\xff\xfe\0\0"}, None),
-    "boxes": (DETECTION, "has the folders images and labels, with 3 .txt files"),
-    "boxes in capitals": (
-        {
-            name.title().replace("Png", "png").replace("Txt", "txt"): d
-            for name, d in DETECTION.items()
-        },
-        "has the folders images and labels, with 3 .txt files",
-    ),
-    "texts in class folders": (
-        IMAGES | {"cat/1.txt": b"a cat", "labels/1.png": solid_image(7).data},
-        None,
-    ),
-}
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("case", BESIDE)
-def test_folders_beside_a_table_of_their_images_are_not_classes(
-    run: Run, tmp_path: Path, case: str, packed: bool
-) -> None:
-    files, refusal = BESIDE[case]
-    source = tmp_path / ("set.zip" if packed else "set")
-    write_zip(source, files) if packed else write_files(source, files)
-    added = run("add", "k.db", source, "--embed", "pixels")
-    if refusal is None:
-        assert added.code == 0, added.err
-        added_classes: Any = run("ls", "k.db", "--json").json
-        assert {one["answer"] for one in added_classes} >= {"cat", "dog"}
-    else:
-        assert (added.code, refusal in added.err) == (1, True), added.err
-        assert not Path("k.db").exists()
-        refused = run("eval", f"image-folder:{source}", "--methods", "nearest")
-        assert (refused.code, refusal in refused.err) == (1, True), refused.err
-
-
-@pytest.mark.parametrize(
-    ("files", "table", "options"),
-    [
-        (BESIDE["ids"][0], "labels.csv", ("--image-column", "id", "--label-column", "breed")),
-        (BESIDE["names"][0], "train.csv", ()),
-        (FLAT | {"metadata.csv": b"file_name,label\n" + NAMES.encode()}, "", ()),
-        (
-            {n.replace("train", "images"): d for n, d in FLAT.items()}
-            | {"demo.csv": ONE_HOT.encode()},
-            "",
-            (),
-        ),
-    ],
-)
-def test_a_table_reads_the_images_beside_it(
-    run: Run, tmp_path: Path, files: dict[str, bytes], table: str, options: tuple[str, ...]
-) -> None:
-    write_files(tmp_path / "set", files)
-    assert added_labels(run, f"set/{table}", *options) == LABELS
-
-
-def test_an_id_of_several_images_is_refused(run: Run, tmp_path: Path) -> None:
-    files = {"a/1.png": IMAGES[FILES[0]], "b/1.png": IMAGES[FILES[1]], "b/2.png": IMAGES[FILES[2]]}
-    write_files(tmp_path / "set", files | {"my.csv": b"image,label\n1.png,cat\n2,dog\n"})
-    added = run("add", "k.db", "set/my.csv", "--embed", "pixels")
-    assert (added.code, "'1.png' may be a/1.png or b/1.png" in added.err) == (0, True), added.err
-    assert "1 added" in added.out
-
-
 def test_a_row_without_a_column_is_skipped(run: Run, images: Path) -> None:
     rows = [
         *({"label": "dog"}, {"file_name": FILES[0], "label": "cat"}, {"file_name": FILES[1]}, [1]),
@@ -382,104 +206,6 @@ def test_a_row_without_a_column_is_skipped(run: Run, images: Path) -> None:
         (4, "the line must be an object, got list"),
     ):
         assert f"line {line}: {problem}" in added.err
-
-
-def test_a_snapshot_of_the_hub_is_read(run: Run, tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    pytest.importorskip("datasets")
-    from pyarrow import parquet
-
-    blob = tmp_path / "blobs" / "0a1b"
-    blob.parent.mkdir()
-    columns = {"image": [encoded(1), encoded(2)], "choices": [["cat", "dog"]] * 2}
-    answers = pa.array([1, 0])
-    parquet.write_table(pa.table({**columns, "question": ["a", "b"], "answer": answers}), blob)
-    data = tmp_path / "snapshot" / "data"
-    data.mkdir(parents=True)
-    (data / "train-00000-of-00001.parquet").symlink_to(os.path.relpath(blob, data))
-    assert added_labels(run, "snapshot") == {"cat": 1, "dog": 1}
-
-
-def cached_data_set(hub: Path, name: str, files: dict[str, bytes], revision: str = "a1") -> Path:
-    """Write a data set as the hub's client caches it: a snapshot of links to blobs."""
-    repository = hub / f"datasets--{name}"
-    for path, data in files.items():
-        link = repository / "snapshots" / revision / path
-        blob = repository / "blobs" / f"{revision}-{path.replace('/', '-')}"
-        for folder in (link.parent, blob.parent, repository / "refs"):
-            folder.mkdir(parents=True, exist_ok=True)
-        blob.write_bytes(data)
-        link.symlink_to(os.path.relpath(blob, link.parent))
-    (repository / "refs" / "main").write_text(revision)
-    return repository
-
-
-NAMED = "file_name,label\n" + "".join(f"{name},{name[:3]}\n" for name in FILES)
-
-
-@pytest.mark.parametrize("files", [IMAGES, {**IMAGES, "metadata.csv": NAMED.encode()}])
-def test_a_cache_of_the_hub_is_read(run: Run, tmp_path: Path, files: dict[str, bytes]) -> None:
-    hub = tmp_path / "hub"
-    old = {"old/1.png": solid_image(9).data}
-    cached_data_set(hub, "me--pets", old, "a0")
-    cached_data_set(hub, "me--pets", {**files, ".gitattributes": b"x"}, "a1")
-    (hub / "models--me--vlm" / "snapshots" / "b1").mkdir(parents=True)
-    for source in (hub, hub / "datasets--me--pets", hub / "datasets--me--pets/snapshots/a1"):
-        (tmp_path / "k.db").unlink(missing_ok=True)
-        assert added_labels(run, source) == LABELS
-    has_table = "metadata.csv" in files
-    table = hub / "datasets--me--pets/snapshots/a1/metadata.csv"
-    planned = run("eval", f"image-folder:{hub}", "--methods", "nearest", "--dry-run")
-    assert (planned.code, f"table:{table}" in planned.err) == (int(has_table), has_table)
-    if has_table:
-        assert run("eval", f"table:{table}", "--methods", "nearest", "--dry-run").code == 0
-    outside = "file_name,label\n../../../../secret.png,cat\n"
-    cached_data_set(hub, "me--pets", {"metadata.csv": outside.encode()}, "a2")
-    (tmp_path / "secret.png").write_bytes(solid_image(3).data)
-    refused = run("add", "other.db", hub)
-    assert (refused.code, "is outside of" in refused.err) == (1, True)
-
-
-def test_a_cache_of_the_hub_needs_one_data_set(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "hub" / "models--me--vlm" / "snapshots" / "b1").mkdir(parents=True)
-    refused = run("add", "k.db", "hub")
-    assert (refused.code, "the Hugging Face hub with 0 data sets" in refused.err) == (1, True)
-    for name in ("me--cats", "me--dogs"):
-        cached_data_set(tmp_path / "hub", name, IMAGES)
-    refused = run("add", "k.db", "hub")
-    assert "name one: hub/datasets--me--cats, hub/datasets--me--dogs" in refused.err
-
-
-@pytest.mark.parametrize("prefix", ["", "pets/", "export/pets/", "pets\\"])
-def test_a_zip_of_class_folders_is_read(run: Run, tmp_path: Path, prefix: str) -> None:
-    files = {
-        f"{prefix}{name.replace('/', prefix[-1:] or '/')}": solid_image(shade).data
-        for shade, name in enumerate(FILES)
-    }
-    system = {"__MACOSX/cat/._1.png": b"x", f"{prefix}readme.txt": b"hello"}
-    write_zip(tmp_path / "my.zip", files | system)
-    assert added_labels(run, "my.zip") == LABELS
-    added = run("add", "k.db", "my.zip")
-    assert "not read: 1 .txt, 1 hidden or system" in added.err
-    listed: Any = run("ls", "k.db", "--json").json
-    assert any(one["source"].endswith("/cat/1.png") for one in listed)
-
-
-def test_names_in_a_zip_are_utf_8_also_without_the_flag(run: Run, tmp_path: Path) -> None:
-    with zipfile.ZipFile("my.zip", "w") as archive:
-        for shade, label in enumerate(("café", "dog")):
-            archive.writestr(f"{label}/1.png", solid_image(shade).data)
-    packed = Path("my.zip").read_bytes()
-    for entry in zipfile.ZipFile("my.zip").infolist():
-        assert bool(entry.flag_bits & 0x800) == ("é" in entry.filename)
-    # As programs write it that leave out the flag, in both headers of the entry.
-    name = "café/1.png".encode()
-    for header, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        start = packed.index(header) + flags
-        packed = packed[:start] + b"\0\0" + packed[start + 2 :]
-    assert packed.count(name) == 2
-    Path("my.zip").write_bytes(packed)
-    assert added_labels(run, "my.zip") == {"café": 1, "dog": 1}
 
 
 # The values of a column of labels in CSV, JSON and Python, and the label of all formats.
@@ -561,95 +287,6 @@ def test_suffixes_may_have_upper_case(run: Run, images: Path, suffix: str) -> No
             "image,label\n" + "".join(f"{row['image']},{row['label']}\n" for row in rows)
         )
     assert added_labels(run, path.name) == LABELS
-
-
-def test_a_zip_of_splits_needs_one(run: Run, tmp_path: Path) -> None:
-    files = {
-        f"tv/{split}/{name}": solid_image(shade).data
-        for split in ("train", "valid")
-        for shade, name in enumerate(FILES)
-    }
-    write_zip(tmp_path / "tv.zip", files)
-    refused = run("add", "k.db", "tv.zip")
-    assert (refused.code, "contains the splits train and valid" in refused.err) == (1, True)
-    assert added_labels(run, "tv.zip", "--split", "val") == LABELS
-
-
-def test_a_folder_in_a_zip_is_a_source(run: Run, tmp_path: Path) -> None:
-    files = {f"data/{split}/{n}": d for split in ("train", "val") for n, d in IMAGES.items()}
-    write_zip(tmp_path / "s1.zip", files)
-    for folder in ("s1.zip/data/train", "s1.zip/data/val/"):
-        Path("k.db").unlink(missing_ok=True)
-        assert added_labels(run, folder) == LABELS
-    assert added_labels(run, "s1.zip/data", "--split", "val") == LABELS
-    planned = run("eval", "image-folder:s1.zip/data/train", "--methods", "nearest", "--dry-run")
-    assert planned.code == 0, planned.err
-    for missing in ("s1.zip/data/test", "other.zip", "other.zip/data"):
-        assert run("add", "other.db", missing).code == 1
-
-
-PNG = IMAGES[FILES[0]]
-# Entries, and the words that name the problem.
-ENTRIES: dict[str, tuple[list[tuple[str, bytes]], list[str], int]] = {
-    "all outside": (
-        [("../a.png", PNG), ("/b.png", PNG)],
-        ["'../a.png' leads outside", "'/b.png' leads"],
-        1,
-    ),
-    "outside, damaged": (
-        [("../a.png", PNG), ("cat/1.png", b"x")],
-        ["'../a.png' leads", "1.png"],
-        1,
-    ),
-    "nested": ([("cat/1.png", PNG), ("dog.ZIP", b"PK")], ["'dog.ZIP' is an archive itself"], 0),
-    "nested alone": ([("x/dog.zip", b"PK")], ["'x/dog.zip' is an archive itself"], 1),
-    "twice": (
-        [("cat/1.png", PNG), ("cat/1.png", IMAGES[FILES[1]])],
-        ["'cat/1.png' occurs twice"],
-        0,
-    ),
-    "twice on Windows": (
-        [("cat/1.png", PNG), ("cat\\1.png", IMAGES[FILES[1]])],
-        ["'cat\\\\1.png' occurs twice"],
-        0,
-    ),
-}
-
-
-@pytest.mark.parametrize("case", ENTRIES)
-def test_unusual_entries_of_a_zip_are_named(run: Run, tmp_path: Path, case: str) -> None:
-    entries, problems, code = ENTRIES[case]
-    with zipfile.ZipFile("my.zip", "w") as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of equal names
-        for name, data in entries:
-            archive.writestr(name, data)
-    added = run("add", "k.db", "my.zip", "--embed", "pixels")
-    assert added.code == code, added.err
-    assert all(problem in added.err for problem in problems), added.err
-
-
-OUTSIDE = ("../out.png", "/etc/out.png", "C:\\pets\\out.png", "cat\\..\\..\\out.png")
-
-
-def test_bad_entries_of_a_zip_do_not_stop_the_others(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = {name: solid_image(shade).data for shade, name in enumerate(FILES)}
-    bomb = {"cat/bomb.png": bytes(MAX_BYTES + 1), "dog/half.png": solid_image(4).data[:40]}
-    write_zip(tmp_path / "my.zip", files | dict.fromkeys(OUTSIDE, b"x") | bomb)
-    added: Any = run("add", "k.db", "my.zip", "--embed", "pixels", "--json")
-    assert (added.code, added.json["new"], len(added.json["skipped"])) == (0, 3, 6)
-    reasons = " ".join(one["reason"] for one in added.json["skipped"])
-    for name in OUTSIDE:
-        assert f"the entry {name!r} leads outside of the archive" in reasons
-    assert "bomb.png is larger than 128 MB" in added.err
-    assert not (tmp_path.parent / "out.png").exists()
-    monkeypatch.setattr(archives, "MAX_ENTRIES", 3)
-    refused = run("add", "other.db", "my.zip")
-    assert (refused.code, "has 9 entries, more than 3" in refused.err) == (1, True)
-    (tmp_path / "bad.zip").write_bytes((tmp_path / "my.zip").read_bytes()[:-30])
-    refused = run("add", "other.db", "bad.zip")
-    assert (refused.code, "bad.zip is not a readable zip archive" in refused.err) == (1, True)
 
 
 def evaluated(run: Run, benchmark: str, *options: str) -> tuple[int, int, int]:

@@ -12,7 +12,7 @@ import typer
 
 from bottega.cli.app import app
 from bottega.gateway.config.config_file import SECTIONS, VARIANT_SECTIONS
-from bottega.gateway.config.tier_settings import TierSettings
+from bottega.gateway.config.routing_settings import TierSettings
 from docs.site.diagrams import DIAGRAMS
 from docs.site.navigation import NOTEBOOK_PAGE, write_config
 from docs.site.pages import DOCS, FENCED, ROOT, page_text, sources, stage

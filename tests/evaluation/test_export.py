@@ -12,7 +12,7 @@ import pytest
 
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
-from bottega.evaluation.benchmarks.dataset_export import options, write_dataset
+from bottega.evaluation.report.exports import options, write_dataset
 from bottega.image import Image
 from bottega.types import Example, Query
 from tests.builders import example, solid_image

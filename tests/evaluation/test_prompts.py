@@ -20,7 +20,7 @@ from bottega.evaluation.methods.prompts import (
     with_rationales,
 )
 from bottega.evaluation.methods.specifications import METHODS as ALL_METHODS
-from bottega.evaluation.metrics.vqa import vqa_accuracy
+from bottega.evaluation.metrics.open_answers import vqa_accuracy
 from bottega.evaluation.search_config import SearchConfig
 from bottega.generation import ScriptedGenerator
 from bottega.prompting import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from typing import get_args
 
 import pytest
 
@@ -57,6 +58,10 @@ def filled(data: Benchmark, retrieval: CacheRetrieval) -> Iterator[KnowledgeBase
     with KnowledgeBase.open(":memory:", embed=retrieval.views()) as knowledge:
         knowledge.add(data.knowledge)
         yield knowledge
+
+
+def test_each_retrieval_method_has_properties() -> None:
+    assert get_args(RetrievalName) == RETRIEVE
 
 
 @pytest.mark.parametrize("retrieve", RETRIEVE)

@@ -18,7 +18,7 @@ import pytest
 from bottega.errors import EndpointTimeoutError, RejectedError, SettingError, StoreError
 from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.config import RunConfig
-from bottega.evaluation.metrics.vqa import vqa_accuracy
+from bottega.evaluation.metrics.open_answers import vqa_accuracy
 from bottega.evaluation.outcomes import Method, Outcome, ScoredAnswer
 from bottega.evaluation.report.runs import read_run
 from bottega.evaluation.runs.run_store import FILE, RunStore
@@ -272,7 +272,7 @@ from pathlib import Path
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.benchmark import Benchmark, fingerprint
 from bottega.evaluation.runs.run_store import RunStore
-from bottega.evaluation.metrics.vqa import vqa_accuracy
+from bottega.evaluation.metrics.open_answers import vqa_accuracy
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.runs.runner import RunState, evaluate

@@ -9,7 +9,7 @@ import pytest
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import RunConfig
 from bottega.evaluation.methods.searchers import MethodContext, tree_search
-from bottega.evaluation.metrics.vqa import vqa_accuracy
+from bottega.evaluation.metrics.open_answers import vqa_accuracy
 from bottega.generation import ScriptedGenerator
 from bottega.prompting import MMMU, MMMU_REASONED, PromptTemplate
 from bottega.recipes import Classifier

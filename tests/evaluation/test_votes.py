@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.evaluation.methods.votes import VOTES, knn, nearest_label, strict_vote, vote
-from bottega.evaluation.metrics.vl_icl import Containment
-from bottega.evaluation.metrics.vqa import vqa_accuracy
+from bottega.evaluation.metrics.open_answers import Containment, vqa_accuracy
 from bottega.types import Candidate, Example, Query
 from tests.builders import candidates
 

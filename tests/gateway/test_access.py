@@ -361,6 +361,18 @@ def test_invalid_limits_are_rejected(tmp_path: Path, wrong: dict[str, Any]) -> N
     accounts.close()
 
 
+def test_a_rate_of_one_is_in_the_singular(
+    endpoint: Server, tmp_path: Path, keys: Callable[..., str]
+) -> None:
+    key = keys("slow", requests_per_minute=1)
+    with run_gateway(gateway_server(endpoint, tmp_path)) as url:
+        ask(url, "What?", key=key)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            ask(url, "Why?", key=key)
+        with refused.value as error:
+            assert "may send 1 request per minute;" in json.load(error)["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [

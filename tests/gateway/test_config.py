@@ -8,7 +8,7 @@ import pytest
 from bottega.errors import SettingError
 from bottega.gateway.config.config_file import SECTIONS, load_config, parse_config
 from bottega.gateway.config.gateway_settings import Config
-from bottega.gateway.config.tier_settings import TierSettings
+from bottega.gateway.config.routing_settings import TierSettings
 from tests.paths import ROOT
 
 EXAMPLE = ROOT / "examples" / "bottega.toml"

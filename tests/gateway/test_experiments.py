@@ -22,8 +22,7 @@ from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_schema import FILE, Account, Entry, Feedback, ShadowSample
 from bottega.gateway.accounting.reports import add_feedback
 from bottega.gateway.config.config_file import parse_config
-from bottega.gateway.config.overrides import Overrides
-from bottega.gateway.request.experiments import Experiment
+from bottega.gateway.config.overrides import Experiment, Overrides
 from bottega.gateway.running.build import build
 from bottega.openai_api.request import BodyLimits, ChatRequest, parse_request
 from tests.gateway.gateways import ENVIRONMENT, gateway_config, run_gateway

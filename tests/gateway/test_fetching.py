@@ -168,7 +168,7 @@ async def test_waiting_for_a_slot_counts_towards_the_timeout(world: World) -> No
     world.answer = silent
     fetcher = world.fetcher(concurrency=1, seconds=0.2)
     async with fetcher._slots.hold():  # like a fetch that does not end
-        with pytest.raises(ApiError, match=r"within 0\.2 seconds"):
+        with pytest.raises(ApiError, match=r"within 0\.2 s\."):
             await asyncio.wait_for(fetcher.fetch(world.url()), 5)
     assert not world.requests
 

@@ -227,7 +227,7 @@ def test_locked_file_is_logged_and_fails_no_request(
     assert (ledger.lost, ledger.spent_this_month("a")) == (15, 12.5)
     messages = [record.message for record in caplog.records]
     assert [("requests continue" in each) for each in messages] == [True, False]
-    assert messages[1] == "the ledger can be written again; 15 rows were lost"
+    assert messages[1] == "the ledger can be written again; rows lost: 15"
     again = Ledger(file)
     assert again.total_lost() == 15
     assert again.read("SELECT request_id FROM gateway_entries")[0] == ("r15",)  # the oldest went

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,41 @@ def test_readyz_lists_misconfigured_tiers_until_they_answer(
         assert readiness(url) == {**FINE, "misconfigured": ["large"]}
         assert _status(url, "four", stream) == 200
         assert readiness(url) == FINE
+
+
+def test_tiers_that_stay_down_are_logged_once_a_minute(
+    endpoint: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("bottega.gateway.running.server.RETRY_SECONDS", 0.001)
+    endpoint.answers = [reply({"error": {"message": "down"}}, status=503)]
+    gateway_server = build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)
+
+    def checks() -> int:
+        return len(endpoint.paths)
+
+    def logged() -> list[str]:
+        found = [one.getMessage() for one in caplog.records if "not ready" in one.message]
+        return sorted(one.split(" is ")[0] for one in found)
+
+    with run_gateway(gateway_server, ready=False):
+        _wait(lambda: checks() > 20)
+        assert logged() == ["large", "small"]
+        monkeypatch.setattr("bottega._util.batch_writer.LOG_SECONDS", 0.0)
+        before = checks()
+        _wait(lambda: checks() > before + 20)
+        assert len(logged()) > 10
+        endpoint.answers = [ok("seven")]
+        _wait(lambda: gateway_server.is_ready)
+
+
+def _wait(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def _status(url: str, text: str, stream: bool) -> int:

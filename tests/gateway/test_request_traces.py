@@ -115,6 +115,6 @@ def test_gateway_starts_without_damaged_traces(
     logged = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     [message] = logged
     if damage is break_schema:  # found by the first write only
-        assert message == "1 records were lost"
+        assert message == "lost 1 record"
     else:
         assert message.startswith("traces are not stored") and "traces.db" in message

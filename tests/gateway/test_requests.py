@@ -9,7 +9,8 @@ import pytest
 from bottega.gateway.ports import TierCapabilities
 from bottega.gateway.request.bill import expected_non_ascii_bytes
 from bottega.gateway.request.jobs import BACKGROUND, augmented, bypass_reason, context_of, fitting
-from bottega.openai_api.request import ChatRequest, parse_request
+from bottega.openai_api.errors import ApiError
+from bottega.openai_api.request import BodyLimits, ChatRequest, parse_request
 from bottega.types import Candidate, Example, Query
 from tests.builders import candidates, solid_image
 
@@ -180,3 +181,19 @@ def test_bytes_outside_ascii_are_counted(
     assert read.non_ascii_bytes == size
     assert expected_non_ascii_bytes(read, []) == size
     assert expected_non_ascii_bytes(read, [example]) == size + 6
+
+
+@pytest.mark.parametrize(
+    ("content", "limits", "expected"),
+    [
+        ("a", BodyLimits(messages=1), "more than 1 message."),
+        ("ab", BodyLimits(text_characters=1), "more than 1 character of text."),
+        (seen("", URL, URL)["content"], BodyLimits(images=1), "more than 1 image."),
+        (seen("", *[URL] * 3)["content"], BodyLimits(images=2), "more than 2 images."),
+    ],
+)
+def test_a_limit_of_one_is_in_the_singular(content: Any, limits: BodyLimits, expected: str) -> None:
+    messages = [{"role": "user", "content": content}] * (1 if limits.messages > 1 else 2)
+    with pytest.raises(ApiError) as refused:
+        parse_request({"model": "bottega", "messages": messages}, limits)
+    assert expected in str(refused.value)

@@ -24,8 +24,7 @@ from bottega.gateway.accounting.ledger_schema import FILE
 from bottega.gateway.accounting.savings import savings
 from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.config.gateway_settings import Config
-from bottega.gateway.config.overrides import Overrides
-from bottega.gateway.request.experiments import Experiment
+from bottega.gateway.config.overrides import Experiment, Overrides
 from bottega.gateway.running.build import build
 from bottega.gateway.running.server import GatewayServer
 from bottega.knowledge import KnowledgeBase

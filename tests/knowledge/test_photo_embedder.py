@@ -226,7 +226,7 @@ def test_an_embedder_needs_only_its_own_packages(
     assert f"bottega-vlm[{extra}]" in raised.value.hint
 
 
-HEAVY = "torch transformers sentence_transformers sklearn scipy"
+HEAVY = "torch transformers sentence_transformers sklearn"
 CLASSIFY = """
 import sys
 from bottega.cli import main

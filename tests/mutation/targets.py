@@ -111,7 +111,7 @@ TARGETS = (
     ),
     Target("openai_api/*", "openai_api/test_* gateway/test_http* generation/test_openai*"),
     # Gateway.
-    Target("gateway/apis/batches/*", "gateway/test_batches"),
+    Target("gateway/apis/batches/*", "gateway/test_batch*"),
     Target("gateway/state/*", "gateway/test_shared_*"),
     Target("gateway/apis/messages*", "gateway/test_messages"),
     Target(
@@ -126,7 +126,6 @@ TARGETS = (
         " gateway/request/request_traces",
         "gateway/test_admin gateway/test_feedback gateway/test_request_traces",
     ),
-    Target("gateway/request/experiments", "gateway/test_experiments gateway/test_variants"),
     Target(
         "gateway/telemetry/*",
         "gateway/test_metrics gateway/test_worker_metrics gateway/test_logs"
@@ -138,6 +137,7 @@ TARGETS = (
         " gateway/test_listening gateway/test_namespaces gateway/test_readiness"
         " gateway/test_reload gateway/test_retrieval_methods gateway/test_shared_examples"
         " gateway/test_tuned_settings gateway/test_variants gateway/test_worker_metrics"
+        " gateway/test_experiments gateway/test_overrides"
         " gateway/test_user_pipeline gateway/test_access cli/test_serve_check cli/test_workers",
     ),
     Target(

@@ -29,8 +29,8 @@ from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Tier
 from bottega.recipes import rcts, visual_rag
 from bottega.telemetry import check_exporter, instrument
-from bottega.telemetry.conventions import MAX_CONTENT, content_attributes, request_attributes
 from bottega.telemetry.exporters import exported_signals
+from bottega.telemetry.tracer import MAX_CONTENT, content_attributes, request_attributes
 from bottega.types import Completion, Prompt, Query, Trace
 from tests.builders import solid_image
 from tests.knowledge.doubles import SeededEmbedder, image_example

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Generic, TypeVar
 
+from bottega._util.progress import plural
 from bottega.errors import StoreError
 
 RecordT = TypeVar("RecordT")
@@ -192,14 +193,14 @@ class BatchWriter(Generic[RecordT, ResultT]):
         """Write the waiting records, for at most `timeout` seconds, and stop."""
         self._thread.close(timeout)
         if self._unlogged:
-            log.error("%d more records were lost", self._unlogged)
+            log.error("lost %s", plural(self._unlogged, "more record"))
 
     def _lose(self, count: int, error: BaseException | None) -> None:
         """Count lost records. A broken file fails with each batch: one message would bury the
         others of the log."""
         self._unlogged += count if self._logs_lost else 0
         if self._unlogged and time.monotonic() - self._logged_at >= LOG_SECONDS:
-            log.error("%d records were lost", self._unlogged, exc_info=error)
+            log.error("lost %s", plural(self._unlogged, "record"), exc_info=error)
             self._unlogged, self._logged_at = 0, time.monotonic()
         self.lost += count
 
@@ -228,16 +229,21 @@ class BatchWriter(Generic[RecordT, ResultT]):
 
 
 class OutageLog:
-    """Logger for one service that many calls use. It logs only the first failure of an outage."""
+    """Logger for one service that many calls use. It logs the first failure of an outage at once,
+    and further failures once in `LOG_SECONDS`. Unexpected exceptions have the level ERROR."""
 
-    def __init__(self, log: logging.Logger) -> None:
+    def __init__(self, log: logging.Logger, level: int = logging.ERROR) -> None:
         self.lasts = False
-        self._log = log
+        self._log, self._level, self._logged_at = log, level, -math.inf
 
-    def failed(self, message: str, *values: object) -> None:
+    def failed(self, message: str, *values: object, exc_info: BaseException | None = None) -> None:
         if not self.lasts:
-            self.lasts = True
-            self._log.error(message, *values)
+            self._logged_at = -math.inf
+        self.lasts = True
+        if time.monotonic() - self._logged_at >= LOG_SECONDS:
+            level = self._level if exc_info is None else logging.ERROR
+            self._log.log(level, message, *values, exc_info=exc_info)
+            self._logged_at = time.monotonic()
 
     def ended(self, message: str, *values: object) -> None:
         """Log the message if there was an outage."""

@@ -23,7 +23,8 @@ Stages = Callable[[str, int], AbstractContextManager[Step]]
 
 def plural(count: int, noun: str, spec: str = "") -> str:
     """Return a count with its noun, such as `1 reply` or, with `spec` ",", `2,000 replies`."""
-    return f"{count:{spec}} {noun if count == 1 else re.sub('(?<![aeiou])y$', 'ie', noun) + 's'}"
+    several = re.sub("(?<![aeiou])y$", "ie", re.sub("ch$", "che", noun)) + "s"
+    return f"{count:{spec}} {noun if count == 1 else several}"
 
 
 def no_stages(title: str, total: int) -> AbstractContextManager[Step]:

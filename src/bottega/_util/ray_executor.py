@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from bottega._util.executor import Actor, ActorFactory
+from bottega._util.progress import plural
 from bottega.errors import BottegaError, SettingError, WorkerError, require_extra
 
 T = TypeVar("T")
@@ -51,7 +52,8 @@ class RayExecutor:
             self.count = count or cpus
             if not 0 < self.count <= cpus:
                 raise SettingError(
-                    f"the Ray cluster has {cpus} CPUs, got {self.count} workers",
+                    f"the Ray cluster has {plural(cpus, 'CPU')}, got"
+                    f" {plural(self.count, 'worker')}",
                     hint=f"set --workers to {cpus} or less"
                     if cpus
                     else "add machines to the cluster",

@@ -36,8 +36,8 @@ class ModelReply(Protocol):
 @dataclass
 class ModelCall:
     """Call of a model, completed when its reply arrives. `provider` and `operation` are names of
-    OpenTelemetry's conventions for generative AI; `fields` are those of a chat body, and `prompt`
-    is set if they have no messages. `address` and `port` are those of an endpoint.
+    OpenTelemetry's conventions for generative AI; `fields` are the fields of a chat body, and
+    `prompt` is set if they have no messages. `address` and `port` belong to an endpoint.
     `first_seconds` is the time to the first event of a stream."""
 
     model: str

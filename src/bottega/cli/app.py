@@ -93,7 +93,7 @@ PANELS = {
         ),
         (
             "savings",
-            "savings.savings",
+            "gateway_reports.savings",
             "Report what requests cost and what the master alone would have cost.",
         ),
         (
@@ -102,8 +102,8 @@ PANELS = {
             "Open the console without a gateway, for a knowledge base, evaluation runs or traces.",
         ),
         ("keys", "keys.keys", "Create, list, rotate and revoke the gateway's keys."),
-        ("feedback", "feedback.feedback", "Read the feedback that clients have sent."),
-        ("experiment", "experiment.experiment", "Compare the variants of an experiment."),
+        ("feedback", "gateway_reports.feedback", "Read the feedback that clients have sent."),
+        ("experiment", "gateway_reports.experiment", "Compare the variants of an experiment."),
     ),
     "Knowledge bases": (
         ("ls", "inspection.ls", "List the examples of a knowledge base."),

@@ -23,7 +23,7 @@ from bottega.evaluation.outcomes import method_title
 from bottega.evaluation.runs.paired import PairedDifference
 from bottega.evaluation.runs.run_store import Failure
 from bottega.evaluation.runs.runner import MethodResult
-from bottega.recipes.cache_retrieval import WITHOUT_TEXT
+from bottega.recipes.cache_retrieval import BY_QUESTION, WITHOUT_TEXT
 
 COLUMNS = ("method", "shots", "n", "value", "low", "high", "invalid", "failed", "calls", "seconds")
 PAIRED_FIELDS = ("method", "against", "shots", "n", "value", "low", "high", "p_value")
@@ -139,8 +139,8 @@ def _retrieval(record: Mapping[str, object]) -> str:
     """Return the retrieval method with its embedders and its non-default settings."""
     name, image, text = record["retrieve"], record["embedder"], record.get("embed_text")
     embedders = [str(image)]
-    if name in ("bm25", "text"):
-        embedders = [] if name == "bm25" else [str(text or image)]
+    if name in BY_QUESTION:
+        embedders = [] if name in WITHOUT_TEXT else [str(text or image)]
     elif name not in WITHOUT_TEXT:
         embedders.append(str(text or "words"))
     more = [

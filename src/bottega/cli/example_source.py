@@ -53,8 +53,8 @@ class ExampleSource:
 
 
 def open_source(source: str, split: str | None, on_error: OnError, **columns: str) -> ExampleSource:
-    """Open labelled examples. `columns` are those of `load_table`; empty ones are found by usual
-    names. Raises `LoadError` and `SettingError`."""
+    """Open labelled examples. `columns` are the parameters of `load_table`; empty ones are found by
+    usual names. Raises `LoadError` and `SettingError`."""
     path = hub_snapshot(Path(source))
     source = source if path == Path(source) else str(path)
     file = _table_file(path, split)

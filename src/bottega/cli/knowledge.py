@@ -36,7 +36,7 @@ from bottega.evaluation.knowledge_rows import (
 )
 from bottega.knowledge import AddResult, KnowledgeBase
 from bottega.knowledge.batch import is_sound
-from bottega.knowledge.embedders.names import packaged_name, reads_text_only
+from bottega.knowledge.embedders.names import packaged_name, photo_tower, reads_text_only
 from bottega.knowledge.loaders.folders import faint_images, similar_labels
 from bottega.knowledge.records import DEFAULT
 from bottega.knowledge.transfer import count_exported
@@ -91,8 +91,7 @@ def add(
     images = list(chain.from_iterable(one.query.images for one in first))
     default = default_embedder(images)
     has_default = embed is None and bool(images) and not file.exists()
-    if embed is not None:
-        _check_texts_differ(embed, first)
+    _check_texts_differ(embed, first)
     status = ProgressStatus(found.total)
     with (
         noting_interruption(lambda: _kept(status, file)),
@@ -103,6 +102,7 @@ def add(
         added = knowledge.add(chain(first, found.examples), on_error=skipped, progress=status)
         total, embedders = len(knowledge), _embedders(knowledge)
         _note_doubtful_labels(knowledge, file, first)
+        _fit_metric(knowledge)
     if (faint := faint_images(images)) is not None:
         warn(faint)
     skipped.warn_of_rest()
@@ -113,6 +113,18 @@ def add(
     print_result(json, {**counts, "skipped": skipped.reasons}, text)
     if has_default:
         note(embedder_note(default, images, f"bottega reindex {file} --embed"))
+
+
+def _fit_metric(knowledge: KnowledgeBase) -> None:
+    """Fit the metric of labelled photographs that all ask one question, and fit it again when they
+    have changed much. A chosen plain cosine stays."""
+    view = next(iter(knowledge.views().values()))
+    name = packaged_name(view.fingerprint)
+    if name is None or photo_tower(name) is None or knowledge.is_multi_label():
+        return
+    sample = knowledge.get_many(knowledge.sample_ids(SAMPLED))
+    if len({one.query.text for one in sample}) == 1:
+        knowledge.refit_metric()
 
 
 def _first_sound(found: ExampleSource, source: str, skipped: SkippedExamples) -> Sequence[Example]:
@@ -137,12 +149,12 @@ def _kept(status: ProgressStatus, file: StoreLocation) -> str:
     return f"{status.count('example')} are done; repeat the command to add the rest to {file}"
 
 
-def _check_texts_differ(embed: str, examples: Sequence[Example]) -> None:
+def _check_texts_differ(embed: str | None, examples: Sequence[Example]) -> None:
     """Raise `SettingError` for a text embedder if all labelled images have the same question: all
     vectors would be equal."""
     questions = {one.query.text for one in examples}
     labelled = all(one.query.images and one.answer for one in examples)
-    if reads_text_only(embed) and len(examples) > 1 and labelled and len(questions) == 1:
+    if embed and reads_text_only(embed) and len(examples) > 1 and labelled and len(questions) == 1:
         raise SettingError(
             f"--embed {embed} reads the questions, which are all {questions.pop()!r}",
             hint="set --embed to bundled, photos or pixels, which read the images",

@@ -22,13 +22,18 @@ from bottega.knowledge.embedders.names import (
     note_of,
     packaged_name,
 )
+from bottega.knowledge.metric import SearchMetric
 from bottega.knowledge.records import DEFAULT, StoredView, check_name
 
 VECTORS = "BOTTEGA_VECTORS"  # URL of a Milvus server, which may contain a password
 
 
 def open_to_search(
-    file: StoreLocation, embed: str | None, namespace: str, by: str | None
+    file: StoreLocation,
+    embed: str | None,
+    namespace: str,
+    by: str | None,
+    metric: SearchMetric = "stored",
 ) -> KnowledgeBase:
     """Open a knowledge base with the view to search. `embed` defaults to the view's embedder."""
     with open_rows(file, namespace) as rows:
@@ -39,7 +44,9 @@ def open_to_search(
     with _mismatch_hint(file, embed):
         views = _opened({view.name: spec})
         vectors = os.environ.get(VECTORS) if file.file is None else None
-        return KnowledgeBase.open(file.target, views, namespace=namespace, vectors=vectors)
+        return KnowledgeBase.open(
+            file.target, views, metric=metric, namespace=namespace, vectors=vectors
+        )
 
 
 def open_to_add(

@@ -11,9 +11,8 @@ from bottega._util.progress import plural
 from bottega.cli.options import BenchmarkSpec, ItemLimit, Seed
 from bottega.cli.output import note, noting_interruption, say, waiting, warn
 from bottega.cli.shown_progress import progress
-from bottega.evaluation.benchmarks.dataset_export import FORMATS, write_dataset
 from bottega.evaluation.benchmarks.loading import load_benchmark
-from bottega.evaluation.report.predictions import write_predictions
+from bottega.evaluation.report.exports import FORMATS, write_dataset, write_predictions
 from bottega.evaluation.report.render import write_report
 
 

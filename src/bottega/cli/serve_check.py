@@ -24,8 +24,7 @@ from bottega.gateway.accounting.ledger_schema import FILE, Account
 from bottega.gateway.config.checks import PARAMETERS
 from bottega.gateway.config.config_file import MASTER_RATE, MIN_SIMILARITY
 from bottega.gateway.config.gateway_settings import Config
-from bottega.gateway.config.tier_settings import TierSettings
-from bottega.gateway.config.variant_settings import VariantSettings
+from bottega.gateway.config.routing_settings import TierSettings, VariantSettings
 from bottega.gateway.errors import MisconfiguredError, tier_fix
 from bottega.gateway.ports import MAX_NAME, ServedTier
 from bottega.gateway.request.upstreams import HttpUpstream
@@ -376,7 +375,8 @@ class TierCheck:
             named = f"similar: {shown}" if close else shown
             self._add_fault(
                 "model",
-                f"{model!r} is not among the {len(models)} models of the server ({named})",
+                f"{model!r} is not among the {plural(len(models), 'model')} of the server"
+                f" ({named})",
                 f'write model = "openai:{close[0] if close else "NAME"}", or start the server with'
                 " this model; --probe finds out whether it answers anyway",
             )

@@ -52,8 +52,8 @@ FOOTNOTE = (
     " the apprentice's score minus the score without a cache, on the items that it answered; third"
     " 1 to 3 are the gains in each third of the streams. growth is the apprentice's score in the"
     " last third minus that in the first. agreement is the share of the apprentice's answers that"
-    " equal the master's. USD is the mean cost of a stream if every request is sent. p is that of"
-    " Page's trend test, with one block per order."
+    " equal the master's. USD is the mean cost of a stream if every request is sent. p is the p"
+    " value of Page's trend test, with one block per order."
 )
 
 

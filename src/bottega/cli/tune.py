@@ -24,13 +24,17 @@ from bottega.evaluation.methods.leave_one_out import (
     Setting,
     Trial,
     cached_embedders,
+    fits_metric,
+    fitted_trials,
     logistic_trial,
     model_trials,
     select,
     vote_trials,
 )
 from bottega.evaluation.metrics.metric import Estimate, bounds
+from bottega.generation.bundled_models import PhotoGenerator
 from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.metric import SHRINKAGE, metric_name
 from bottega.knowledge.tuned_settings import TunedSettings, tuned_for
 from bottega.naming import check_embedder, check_model, default_model, image_embedders, open_model
 from bottega.protocols import Embedder, Generator
@@ -38,6 +42,7 @@ from bottega.reranking import DemonstrationOrder
 
 GRID = (1, 5, 10, 20, 50)
 SAMPLE = 200
+SHRINKAGES = (0.5, SHRINKAGE, 0.9)  # of the fitted metrics to compare
 KNN = "knn"
 COLUMNS = ("n", "accuracy", "low", "high", "difference", "low", "high")
 
@@ -88,26 +93,28 @@ def tune(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Choose embedder, shots and order by leave-one-out, and store the choice in the file.
+    """Choose embedder, metric, shots and order by leave-one-out, and store the choice in the file.
 
-    A sample of the labelled images is classified, each by the other examples. Embedders are
-    compared by the vote of the nearest examples; shots and orders by the model, with the best
-    embedder. A setting replaces the current one only if its gain is clear (95 % interval above 0,
-    McNemar's p below 0.05), estimated on images that did not select it. If the embedder changes,
-    all examples are embedded again. The other commands use the stored shots and order by
-    default."""
+    A sample of the labelled images is classified, each by the other examples. Embedders and metrics
+    are compared by the vote of the nearest examples (under a metric fitted to the labels, of the
+    class means too); the current pair is replaced if another is better by more than one standard
+    error. Shots and orders are compared by the model, with the best embedder, and replaced only for
+    a clear gain (95 % interval above 0, McNemar's p below 0.05), estimated on images that did not
+    select it. If the embedder changes, all examples are embedded again. The other commands use the
+    stored choice by default."""
     names = _checked_options(method, model, embed)
     kept = f"{file} is unchanged; repeat the command, or set a smaller --sample"
     with (
         noting_interruption(lambda: kept),
-        open_to_search(file, None, namespace, None) as knowledge,
+        open_to_search(file, None, namespace, None, metric="cosine") as knowledge,
     ):
-        with open_rows(file) as rows:
+        with open_rows(file, namespace) as rows:
             view, spec = to_reindex(rows, None, None, file)
+            current = _current(knowledge, spec, rows.stored_shrinkage)
         labelled = LabelledSample.of(knowledge, sample, seed)
         specs = dict.fromkeys([spec, *(names or _default_embedders(labelled))])
         embedders = cached_embedders(list(specs), knowledge, spec, labelled.pool, open_embedder)
-        by_vote = _compare_embedders(labelled, embedders, _current(knowledge, spec), seed)
+        by_vote = _compare_embedders(labelled, embedders, current, seed)
         embedder = embedders[by_vote.chosen.embedder]
         generator = open_model(model or default_model(embedder)) if method == VISUAL_RAG else None
         by_shots = _compare_shots(labelled, embedder, by_vote.chosen, generator, seed)
@@ -126,7 +133,7 @@ def tune(
         print_json(_document(result, seed, dry_run))
     else:
         _report(result, whole_name(file, namespace), seed, dry_run)
-    if by_vote.is_change and elsewhere:
+    if elsewhere and by_vote.chosen.embedder != spec:
         note(f"the new embedder also applies to other namespaces: {counted(elsewhere)}")
 
 
@@ -146,10 +153,11 @@ def _checked_options(method: str, model: str | None, embed: str | None) -> tuple
     return names
 
 
-def _current(knowledge: KnowledgeBase, spec: str) -> Setting:
+def _current(knowledge: KnowledgeBase, spec: str, shrinkage: float | None) -> Setting:
     """Return the stored setting, else the defaults of `classify`."""
-    stored = tuned_for(knowledge)
-    return Setting(spec, stored.shots, stored.order) if stored else Setting(spec, SHOTS)
+    if (stored := tuned_for(knowledge)) is None:
+        return Setting(spec, SHOTS, shrinkage=shrinkage)
+    return Setting(spec, stored.shots, stored.order, shrinkage)
 
 
 def _default_embedders(sample: LabelledSample) -> Sequence[str]:
@@ -161,12 +169,29 @@ def _default_embedders(sample: LabelledSample) -> Sequence[str]:
 def _compare_embedders(
     sample: LabelledSample, embedders: Mapping[str, Embedder], current: Setting, seed: int
 ) -> Selection:
-    """Compare the embedders by the vote of as many neighbours as the current setting has shots."""
+    """Compare the embedders, each with every metric, by the vote of as many neighbours as the
+    current setting has shots."""
+    shots = current.shots
     with progress("embedding", len(sample.pool)) as step:
-        found = vote_trials(sample, embedders, [current.shots], step)
-    names = [current.embedder, *(name for name in embedders if name != current.embedder)]
-    trials = [Trial(replace(current, embedder=name), found[name, current.shots]) for name in names]
-    return select(trials, seed=seed)
+        plain = vote_trials(sample, embedders, [shots], step)
+    found: dict[tuple[str, float | None], tuple[bool, ...]] = {
+        (name, None): plain[name, shots] for name in embedders
+    }
+    if not fits_metric(sample):
+        note("metric cosine: a metric is fitted only to examples with one label and one question")
+    else:
+        shrinkages = sorted({*SHRINKAGES, current.shrinkage or SHRINKAGE})
+        for name, embedder in embedders.items():
+            fitted = fitted_trials(sample, embedder, [shots], shrinkages)
+            found |= {(name, one): fitted[one, shots] for one, _ in fitted}
+    if (current.embedder, current.shrinkage) not in found:
+        current = replace(current, shrinkage=None)
+    trials = [
+        Trial(replace(current, embedder=name, shrinkage=shrinkage), correct)
+        for (name, shrinkage), correct in found.items()
+    ]
+    trials.sort(key=lambda one: one.setting != current)
+    return select(trials, seed=seed, changes_at_one_error=True)
 
 
 def _compare_shots(
@@ -179,8 +204,16 @@ def _compare_shots(
     """Compare numbers of shots in the current order, and orders at the current number of shots."""
     shots = [count for count in GRID if count < len(sample.pool) and count != current.shots]
     settings = [current, *(replace(current, shots=count) for count in shots)]
+    counts = [one.shots for one in settings]
+    # The photograph model computes the vote under the fitted metric.
+    if current.shrinkage is not None and (
+        generator is None or isinstance(generator, PhotoGenerator)
+    ):
+        fitted = fitted_trials(sample, embedder, counts, [current.shrinkage])
+        trials = [Trial(one, fitted[current.shrinkage, one.shots]) for one in settings]
+        return select(trials, seed=seed)
     if generator is None:
-        name, counts = current.embedder, [one.shots for one in settings]
+        name = current.embedder
         with progress("comparing shots", len(sample.pool)) as step:
             found = vote_trials(sample, {name: embedder}, counts, step)
         trials = [Trial(one, found[name, one.shots]) for one in settings]
@@ -188,21 +221,21 @@ def _compare_shots(
     orders = [one for one in get_args(DemonstrationOrder) if one != current.order]
     settings += [replace(current, order=order) for order in orders]
     with progress("classifying", len(settings) * len(sample.items)) as step:
-        pairs = [(one.shots, one.order) for one in settings]
-        work = model_trials(sample, embedder, generator, pairs, step)
+        work = model_trials(sample, embedder, generator, settings, step)
         answers = run_closing(work, generator)
     return select([Trial(*pair) for pair in zip(settings, answers, strict=True)], seed=seed)
 
 
 def _store(knowledge: KnowledgeBase, view: str, result: Tuning, embedder: Embedder) -> None:
-    """Embed all examples again if the embedder changes; then store the settings.
+    """Embed all examples again if the embedder changes; then store metric and settings.
 
     Searches use the old vectors and settings until all new vectors exist.
     """
-    if result.embedder.is_change:
+    if result.setting.embedder != result.embedder.current.setting.embedder:
         with progress("embedding", sum(knowledge.namespaces().values())) as step:
             knowledge.reindex(view, embedder, progress=step)
         note_embedder(knowledge, view, result.setting.embedder)
+    knowledge.fit_metric(result.setting.shrinkage)
     settings = TunedSettings(embedder.fingerprint, result.setting.shots, result.setting.order)
     settings.store(knowledge)
 
@@ -216,12 +249,16 @@ def _report(result: Tuning, file: str, seed: int, dry_run: bool) -> None:
     if sample.skipped:
         say(f"not classified: {plural(sample.skipped, 'image')} without another image of the label")
     by_vote = result.embedder
-    say(f"\nembedder, by the vote of {plural(by_vote.current.setting.shots, 'neighbour')}")
-    names = [(trial.setting.embedder,) for trial in by_vote.trials]
-    _print_trials(("embedder",), names, by_vote)
+    say(
+        "\nembedder and metric, by the vote of"
+        f" {plural(by_vote.current.setting.shots, 'neighbour')}, under a fitted metric also of the"
+        " class means"
+    )
+    pairs = [(one.setting.embedder, metric_name(one.setting.shrinkage)) for one in by_vote.trials]
+    _print_trials(("embedder", "metric"), pairs, by_vote)
     say(f"\nshots and order, by {result.scorer}")
-    pairs = [(trial.setting.shots, trial.setting.order) for trial in result.shots.trials]
-    _print_trials(("shots", "order"), pairs, result.shots)
+    orders = [(trial.setting.shots, trial.setting.order) for trial in result.shots.trials]
+    _print_trials(("shots", "order"), orders, result.shots)
     setting = result.setting
     gain = _gain_of_logistic(result)
     say(
@@ -232,7 +269,8 @@ def _report(result: Tuning, file: str, seed: int, dry_run: bool) -> None:
         say("logreg is more accurate here: bottega classify --method logreg")
     done = "not stored: --dry-run" if dry_run else f"stored in {file}"
     say(
-        f"\nchosen: {setting.embedder}, {plural(setting.shots, 'shot')}, {setting.order};"
+        f"\nchosen: {setting.embedder}, {metric_name(setting.shrinkage)},"
+        f" {plural(setting.shots, 'shot')}, {setting.order};"
         f" {done if result.is_change else 'nothing changes'}"
     )
     note(
@@ -259,10 +297,12 @@ def _decision(found: Selection) -> str:
         return "the current setting is the best"
     if found.is_change:
         return f"the best replaces the current setting: gain {interval}"
+    needed = "an interval above 0 and p below 0.05"
+    if found.changes_at_one_error:
+        needed = "more than one standard error"
     return (
         f"the current setting stays: the gain of the best, {interval}, McNemar's p"
-        f" {found.p_value:.3f}, may be due to chance (a change needs an interval above 0 and p"
-        " below 0.05)"
+        f" {found.p_value:.3f}, may be due to chance (a change needs {needed})"
     )
 
 

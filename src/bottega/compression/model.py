@@ -128,9 +128,8 @@ class CompressorConfig:
     `document_prompts` and `query_prompts` are L_d and L_vq. `prompting` selects how prompts read a
     text: see `TextCompressor`. An untrained reading prompt attends to `stride` tokens. For `dcvq`,
     `rgca` and `start` see `Aggregator` and `CrossAttention`: they have `blocks` layers with `heads`
-    heads each. `width` and `geometry` are those of the model that compresses and of the model that
-    reads the prefix; a width of 0 is filled in later. Raises `SettingError` for values out of
-    range."""
+    heads each. `width` belongs to the model that compresses, `geometry` to the model that reads the
+    prefix; a width of 0 is filled in later. Raises `SettingError` for values out of range."""
 
     width: int
     geometry: Geometry

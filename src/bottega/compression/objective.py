@@ -11,6 +11,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
+from bottega._util.progress import plural
 from bottega._util.settings import check_settings
 from bottega.compression.hyper_model import (
     HyperModel,
@@ -46,7 +47,7 @@ class TrainingConfig:
     falls to 0 as a cosine.
 
     `answer_weight` is the weight of the loss of eq. 5, the cross-entropy of the annotated answers.
-    `cache_weight`, which is ours, is that of the distance from the base model's own prefix of the
+    `cache_weight`, which is ours, weights the distance from the base model's own prefix of the
     relevant passage (`Modulation.distance`). `distill`, also ours, replaces the annotated answers
     with the base model's replies after all passages (sequence distillation, as in PISCO). `prdb`
     stops gradients at irrelevant passages. `hide_scores`, also ours, is the fraction of examples
@@ -158,7 +159,8 @@ class TrainingObjective:
         usable = [examples[index] for index in self._with_target(racc, examples)]
         if not usable:
             raise SettingError(
-                f"calibration needs a relevant passage, got none in {len(examples)} examples",
+                "calibration needs a relevant passage, got none in"
+                f" {plural(len(examples), 'example')}",
                 hint="use more training examples, or check that retrieval finds the answers",
             )
         with torch.no_grad():
@@ -202,7 +204,7 @@ class TrainingObjective:
         inputs = self.base_inputs.passages(passages)
         if (shortest := int(inputs["attention_mask"].sum(-1).min())) < length:
             raise SettingError(
-                f"a passage must have at least {length} tokens, the length of the prefix,"
+                f"a passage must have at least {plural(length, 'token')}, the length of the prefix,"
                 f" got {shortest}",
                 hint="set query_prompts lower, or cache_weight to 0",
             )

@@ -231,7 +231,7 @@ class KVReuse:
     Keys are rotated by position, so a cached passage is reused at the same position only. The cache
     holds the last `keep_mb` megabytes.
 
-    `encode` and `ends` are those of `InputBuilder`; `prompt` must be the prompter that the pipeline
+    `encode` and `ends` come from an `InputBuilder`; `prompt` must be the prompter that the pipeline
     uses. Raises `SettingError` for a model with an encoder, and for a `prompt` that renders a
     passage differently at different positions.
     """

@@ -14,7 +14,7 @@ from bottega._util.identity import image_hashes
 from bottega.errors import SettingError
 from bottega.evaluation.config import Relevance
 from bottega.evaluation.metrics.metric import Accuracy, MacroF1, Metric, labels_of
-from bottega.evaluation.metrics.vqa import AnnotatorAgreement
+from bottega.evaluation.metrics.open_answers import AnnotatorAgreement
 from bottega.parsing import LabelParser, SynonymParser
 from bottega.protocols import Parser, Prompter
 from bottega.reranking import DemonstrationOrder

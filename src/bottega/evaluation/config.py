@@ -11,7 +11,6 @@ from typing import Any, Literal
 from bottega._util.locations import StoreLocation
 from bottega.errors import LoadError, SettingError
 from bottega.evaluation.search_config import SearchConfig, option
-from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.naming import source_digest
 from bottega.recipes.racc import COMPRESSOR, STORE
 from bottega.recipes.visual_rag import LABEL_TOKENS
@@ -22,6 +21,7 @@ CUSTOM = "custom"  # the method of the user's own function
 Relevance = Literal["contains", "stems", "words"]
 
 Rerank = Literal["none", "cover", "mmr"]
+EvaluatedMetric = Literal["cosine", "l2", "fitted"]
 
 SHOTS, SEARCH_SHOTS = "5,10,20", "3"
 SAMPLES = 5
@@ -156,10 +156,11 @@ class RunConfig:
         metavar="NAME",
         show_default="words; the text part of --embed if that is FOLDER:average",
     )
-    metric: VectorMetric = option(
-        "Distance between vectors; l2 changes the results of raw-average.",
-        "cosine",
-        metavar="cosine|l2",
+    metric: EvaluatedMetric | None = option(
+        "How vectors are compared: cosine, l2 (changes the results of raw-average), or"
+        " fitted to the labels of the examples.",
+        metavar="cosine|l2|fitted",
+        show_default="fitted for labelled photographs, else cosine",
     )
     groups: int | None = option(
         "Number of groups of hashtag methods.", min=1, show_default="adapted to the examples"
@@ -264,7 +265,7 @@ class RunConfig:
             **({"kb_share": self.kb_share} if self.kb_share < 1 else {}),
             **({"rerank": self.rerank} if self.rerank != "none" else {}),
             **({"embed_text": self.embed_text} if self.embed_text else {}),
-            **({"metric": self.metric} if self.metric != "cosine" else {}),
+            **({"metric": self.metric} if self.metric not in (None, "cosine") else {}),
             **({"groups": self.groups} if self.groups else {}),
             **({"answers_from": str(self.answers_from)} if self.answers_from else {}),
             **({"synonyms": self.synonyms.read_text("utf-8")} if self.synonyms else {}),

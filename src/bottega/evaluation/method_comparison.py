@@ -21,7 +21,14 @@ from bottega.errors import BottegaError, NoticeError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint, with_synonyms
 from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE, load_benchmark, with_label_noise
 from bottega.evaluation.benchmarks.passages import with_passages
-from bottega.evaluation.config import ANSWER_TOKENS, SEARCH_SHOTS, SHOTS, RunConfig, parse_shots
+from bottega.evaluation.config import (
+    ANSWER_TOKENS,
+    SEARCH_SHOTS,
+    SHOTS,
+    EvaluatedMetric,
+    RunConfig,
+    parse_shots,
+)
 from bottega.evaluation.knowledge_rows import check_filled, chosen, embedder_spec, open_rows
 from bottega.evaluation.methods.master_answers import stored_answers
 from bottega.evaluation.methods.method_actor import (
@@ -69,7 +76,7 @@ from bottega.evaluation.runs.paired import PairedDifference, ScoredRun, paired_d
 from bottega.evaluation.runs.run_store import Failure, RunStore
 from bottega.evaluation.runs.runner import AnswerStore, MethodResult, RunState, evaluate
 from bottega.generation import TransformersGenerator
-from bottega.knowledge.embedders.names import BUNDLED
+from bottega.knowledge.embedders.names import BUNDLED, photo_tower
 from bottega.knowledge.tuned_settings import tuned_settings
 from bottega.naming import (
     SAMPLED,
@@ -371,11 +378,20 @@ def _with_defaults(config: RunConfig, data: Benchmark) -> RunConfig:
     names = config.methods or default_methods(data, config.retrieve)
     return replace(
         config,
+        metric=config.metric or _default_metric(config, data),
         order=config.order or (NEAREST_LAST if config.answers_from else data.order),
         methods=with_custom(names, config.pipeline),
         max_tokens=config.max_tokens or (LABEL_TOKENS if brief else ANSWER_TOKENS),
         reasoning_tokens=config.max_tokens or REASONING_TOKENS,
     )
+
+
+def _default_metric(config: RunConfig, data: Benchmark) -> EvaluatedMetric:
+    """Return the fitted metric for labelled photographs that all ask one question."""
+    questions = {example.query.text for example in data.knowledge}
+    photographs = config.retrieve == "image" and photo_tower(config.embed or BUNDLED) is not None
+    labelled = bool(data.labels) and not data.multi_label and not data.episode_of
+    return "fitted" if photographs and labelled and len(questions) == 1 else "cosine"
 
 
 def _default_model(config: RunConfig, display: Display) -> str:

@@ -211,8 +211,8 @@ class App:
             )
 
     def _is_for_metrics(self, scope: Scope) -> bool:
-        """Return whether the connection came to the metrics port. The port is that of the socket,
-        which no header can change."""
+        """Return whether the connection came to the metrics port. The socket states the port; no
+        header can change it."""
         port = (scope.get("server") or ("", None))[1]
         return self.metrics_port is not None and port == self.metrics_port
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from bottega._util.progress import plural
 from bottega.errors import (
     BottegaError,
     EmbeddingError,
@@ -246,7 +247,8 @@ def _reasons(
     if images == 0 and request.images:
         found.append(("no images", "remove the images"))
     elif images is not None and len(request.images) > images:
-        found.append((f"at most {images} images, got {len(request.images)}", "send fewer images"))
+        reason = f"at most {plural(images, 'image')}, got {len(request.images)}"
+        found.append((reason, "send fewer images"))
     if context is not None and (total := request.total_tokens) > context:
         reason = f"at most {context:,} tokens, got about {total:,} for the prompt and max_tokens"
         found.append((reason, "send a shorter text or a lower max_tokens"))

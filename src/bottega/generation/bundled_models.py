@@ -89,7 +89,7 @@ class PhotoGenerator(TransformersGenerator):
         """Set the sources of image vectors; any thread may call them."""
         self._sources = sources
         if self._loaded is not None and self._loaded.vision_cache is not None:
-            self._loaded.vision_cache.sources = sources
+            self._loaded.vision_cache.set_sources(*sources)
 
     def _model(self) -> InProcessModel:
         if self._loaded is None:

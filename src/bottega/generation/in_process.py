@@ -26,6 +26,7 @@ from bottega.errors import (
     ModelLoadError,
     PromptRejectedError,
     PromptTooLongError,
+    first_line,
     needs_extra,
 )
 from bottega.generation.kv_caches import MAX_BYTES, VisionCache
@@ -40,10 +41,6 @@ from bottega.generation.tokenization import (
 )
 from bottega.generation.tree_generation import TreeGenerator, parts_by_length
 from bottega.types import Completion, Prefix, Prompt, Samples, Sampling, Usage
-
-if TYPE_CHECKING:
-    from bottega.generation.loaded import LoadedModel
-
 
 if TYPE_CHECKING:
     from bottega.generation.loaded import LoadedModel
@@ -217,12 +214,6 @@ def to_reply(
     copies = one.sampling.n // one.samples
     completions = tuple(replace(completion) for completion, _ in found) * copies
     return completions, Usage(prompt_tokens, sum(count for _, count in found) * copies)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of the error message, at most 200 characters."""
-    text = str(error).strip().splitlines()
-    return text[0][:200] if text else type(error).__name__
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,11 @@ class VisionCache:
             return None
         return cls(model, processor, placeholder, max_bytes) if placeholder else None
 
+    def set_sources(self, *sources: FeatureSource) -> None:
+        """Replace the sources, and forget the features of the earlier ones."""
+        self.sources = sources
+        self._features.clear()
+
     def contains(self, sha256: str) -> bool:
         return self._cached(sha256) is not None
 

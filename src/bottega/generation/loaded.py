@@ -13,8 +13,8 @@ from PIL import Image as Pillow
 from torch import nn
 from transformers.cache_utils import DynamicLayer
 
-from bottega.errors import ModelLoadError
-from bottega.generation.in_process import InProcessModel, check_length, first_line, to_reply
+from bottega.errors import ModelLoadError, first_line
+from bottega.generation.in_process import InProcessModel, check_length, to_reply
 from bottega.generation.kv_caches import VisionCache
 from bottega.generation.model_files import load_parts
 from bottega.generation.plain_text import SAME_FILES

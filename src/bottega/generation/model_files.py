@@ -14,8 +14,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING, processor_class_from_name
 
 from bottega._util.native import load_from_hub
-from bottega.errors import ModelLoadError
-from bottega.generation.in_process import first_line
+from bottega.errors import ModelLoadError, first_line
 from bottega.generation.plain_text import SAME_FILES, TextProcessor, with_plain_text
 
 hf: Any = transformers  # partly annotated

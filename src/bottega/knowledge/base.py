@@ -33,7 +33,9 @@ from bottega.knowledge.batch import (
 )
 from bottega.knowledge.eviction import Capacity, Eviction, UsageBuffer, capacity_of
 from bottega.knowledge.filters import And, Eq, Filter
+from bottega.knowledge.fitted_search import FittedSearch
 from bottega.knowledge.index.vector_index import VectorMetric
+from bottega.knowledge.metric import SHRINKAGE, FittedMetric, SearchMetric, metric_name
 from bottega.knowledge.opening import check_settings, named_mismatch, open_rows, stored_views
 from bottega.knowledge.records import (
     RowMetadata,
@@ -47,7 +49,20 @@ from bottega.knowledge.records import (
 )
 from bottega.knowledge.search import ATTEMPTS
 from bottega.knowledge.stats import Stats, render_stats, stats_of
-from bottega.knowledge.stores import RowStore, SearchScope, check_finished, full_id, full_ids
+from bottega.knowledge.stored_metric import (
+    fitted_to,
+    stored_metric,
+    stored_shrinkage,
+    with_stored_metric,
+)
+from bottega.knowledge.stores import (
+    RowStore,
+    SearchScope,
+    check_finished,
+    full_id,
+    full_ids,
+    labels_by_id,
+)
 from bottega.knowledge.transfer import count_exported, export, read_export
 from bottega.knowledge.verification import VerificationReport, makes_vectors, verify
 from bottega.protocols import Embedder, Vectors
@@ -76,18 +91,21 @@ class KnowledgeBase:
         embed: Embedder | Mapping[str, View] | None,
         *,
         path: str,
-        metric: VectorMetric = "cosine",
+        metric: SearchMetric = "stored",
         capacity: Capacity | None = None,
         hnsw_above: int | None = None,
     ) -> None:
         self._rows = rows
         self._path = path
-        self._metric: VectorMetric = metric
         self._views = Views(embed)
-        self._searcher = rows.open_search(self._views, metric, hnsw_above)
+        plain: VectorMetric = "l2" if metric == "l2" else "cosine"
+        self._plain = self._searcher = rows.open_search(self._views, plain, hnsw_above)
         self._capacity = capacity
         self._uses = UsageBuffer(rows.add_uses)
         self._views.resolve(rows.views())
+        self._uses_stored_metric = metric in ("stored", "fitted")
+        if self._uses_stored_metric and embed is not None:
+            self._searcher = with_stored_metric(rows, self._plain, required=metric == "fitted")
 
     @classmethod
     def open(
@@ -95,7 +113,7 @@ class KnowledgeBase:
         path: str | Path,
         embed: Embedder | Mapping[str, View] | Literal["stored"] | None = "stored",
         *,
-        metric: VectorMetric = "cosine",
+        metric: SearchMetric = "stored",
         create: bool = True,
         capacity: int | None = None,
         evict: Eviction | None = None,
@@ -111,7 +129,8 @@ class KnowledgeBase:
         default, the embedders named in an existing file are loaded. With None, examples can be
         listed, shown and deleted but not searched, and an existing empty file is rejected
         (`StoreError`). The first `add` ties the file to its views; opening it with another embedder
-        raises `EmbedderMismatchError`. The metric concerns only the search and may change.
+        raises `EmbedderMismatchError`. `metric` concerns only the search: "cosine", "l2", "fitted"
+        (see `fit_metric`), or by default the fitted one if the file has one, else the cosine.
 
         `capacity` limits the examples of the namespace after every commit: `evict` selects those to
         remove (default: least recently used) and spares pinned ones. Search is exact up to
@@ -288,6 +307,35 @@ class KnowledgeBase:
         """Remove the pins and return their number."""
         return self._rows.pin(full_ids(self._rows, ids), False)
 
+    def fit_metric(
+        self, shrinkage: float | None = SHRINKAGE, *, without: Collection[str] = ()
+    ) -> FittedMetric | None:
+        """Fit a metric to the labels of the first view's vectors, store it, and search by it.
+
+        Handles that are open keep the metric that they read when they were opened. Without
+        `shrinkage`, and if fewer than half of the examples share their label with another one, the
+        plain cosine is stored and None returned. Fit again when labels change. An evaluation fits
+        `without` the ids of its items.
+        """
+        view, _ = self._plain.view(None)
+        chosen = fitted_to(self._rows, view, self.vectors, shrinkage, without)
+        chosen.store(self._rows)
+        self._searcher = with_stored_metric(self._rows, self._plain, required=False)
+        return chosen.metric
+
+    def refit_metric(self) -> bool:
+        """Fit the metric if none was chosen for the first view's embedder, or again if labels have
+        come since, or a quarter of the examples. Return whether it was fitted. A chosen plain
+        cosine stays."""
+        view, _ = self._plain.view(None)
+        stored = stored_metric(self._rows)
+        if stored is None or stored.embedder != view.fingerprint:
+            return self.fit_metric() is not None
+        labelled = labels_by_id(self._rows)
+        if not stored.is_outdated(len(labelled), len(set(labelled.values()))):
+            return False
+        return self.fit_metric(stored.shrinkage) is not None
+
     def set_note(self, name: str, value: str) -> None:
         """Store a text of the caller in the file, such as how to build the embedder again."""
         self._rows.set_note(name, value)
@@ -383,11 +431,17 @@ class KnowledgeBase:
         return next(iter(found.values()))
 
     def stats(self) -> Stats:
-        return stats_of(self._rows, self._path, self._metric)
+        return stats_of(self._rows, self._path, self._metric_name())
 
     def _repr_html_(self) -> str:
         """Return the sizes and, for the most frequent labels, an example each."""
-        return render_stats(self._rows, self._path, self._metric)
+        return render_stats(self._rows, self._path, self._metric_name())
+
+    def _metric_name(self) -> str:
+        if self._views or not self._uses_stored_metric:
+            return self._searcher.metric
+        shrinkage = stored_shrinkage(self._rows)
+        return self._searcher.metric if shrinkage is None else metric_name(shrinkage)
 
     def __len__(self) -> int:
         return self._rows.count()
@@ -409,15 +463,16 @@ class KnowledgeBase:
         within: Collection[str] | None = None,
         include_self: bool = False,
         exclude: Exclude = "same-image",
+        plain: bool = False,
     ) -> list[Candidate]:
         """Return the `k` nearest examples, best first; fewer only if there are fewer.
 
         Excludes the query's own id and, by `exclude`, every example that shares an image with it or
         only the same question (images, text, choices, context). `include_self` excludes nothing.
-        `by` names the view; `where` and `within` (ids) restrict the search. Raises
-        `EmptyKnowledgeBaseError` for an empty knowledge base.
+        `by` names the view; `where` and `within` (ids) restrict the search. With `plain`, a fitted
+        metric is not used. Raises `EmptyKnowledgeBaseError` for an empty knowledge base.
         """
-        scope = SearchScope(by, where, within, exclude)
+        scope = SearchScope(by, where, within, exclude, plain)
         return self._search([query], k, scope, include_self)[0]
 
     def search_many(
@@ -430,9 +485,12 @@ class KnowledgeBase:
         within: Collection[str] | None = None,
         include_self: bool = False,
         exclude: Exclude = "same-image",
+        plain: bool = False,
     ) -> list[list[Candidate]]:
         """Search several queries at once, as `search` does one."""
-        return self._search(queries, k, SearchScope(by, where, within, exclude), include_self)
+        return self._search(
+            queries, k, SearchScope(by, where, within, exclude, plain), include_self
+        )
 
     def nearest(
         self,
@@ -444,6 +502,7 @@ class KnowledgeBase:
         within: Collection[str] | None = None,
         excluded_for: Sequence[Query] | None = None,
         exclude: Exclude = "same-image",
+        plain: bool = False,
     ) -> list[list[Candidate]]:
         """Search by vectors (n, dimension) of the caller, as `search_many` does by queries.
 
@@ -451,8 +510,27 @@ class KnowledgeBase:
         """
         _check_k(k)
         self._check_embeds()
-        scope = SearchScope(by, where, within, exclude)
+        scope = SearchScope(by, where, within, exclude, plain)
         return self._searcher.nearest(vectors, k, scope, excluded_for)
+
+    def class_means(self, query: Query, vector: Vectors | None = None) -> list[Candidate]:
+        """Return the mean of each class as a candidate, with its cosine under the fitted metric;
+        none without such a metric. Examples that share an image with the query do not count. With
+        its `vector`, the query is not embedded. The image of a mean only identifies its vector."""
+        if (fitted := self.fitted) is None:
+            return []
+        vectors = self.embed([query]) if vector is None else vector[None]
+        return fitted.class_means(vectors, [query])[0]
+
+    @property
+    def stored_shrinkage(self) -> float | None:
+        """The shrinkage of the stored metric; None for the plain cosine, and for a damaged one."""
+        return stored_shrinkage(self._rows)
+
+    @property
+    def fitted(self) -> FittedSearch | None:
+        """The search under the fitted metric, None without one."""
+        return self._searcher if isinstance(self._searcher, FittedSearch) else None
 
     def _search(
         self, queries: Sequence[Query], k: int, scope: SearchScope, include_self: bool

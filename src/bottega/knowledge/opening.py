@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import get_args
 
 from bottega._util.postgres import postgres_url
 from bottega.errors import EmbedderMismatchError, SettingError, StoreError
@@ -15,6 +16,7 @@ from bottega.knowledge.embedders.names import (
     open_embedder,
     packaged_name,
 )
+from bottega.knowledge.metric import SearchMetric
 from bottega.knowledge.records import View, is_text
 from bottega.knowledge.sqlite.rows import SqliteRows
 from bottega.knowledge.stores import RowStore, check_finished
@@ -28,9 +30,10 @@ def check_settings(embed: object, metric: str, namespace: object) -> None:
             f"embed must be an Embedder, got {embed!r:.80}",
             hint="pass TowerEmbedder.bundled(), PixelEmbedder() or SentenceEmbedder(name)",
         )
-    if metric not in ("cosine", "l2"):
+    if metric not in get_args(SearchMetric):
         raise SettingError(
-            f"metric must be 'cosine' or 'l2', got {metric!r}", hint="use metric='cosine'"
+            f"metric must be {', '.join(map(repr, get_args(SearchMetric)))}, got {metric!r}",
+            hint="use metric='cosine'",
         )
     if not is_text(namespace):
         raise SettingError(

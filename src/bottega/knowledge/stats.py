@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from bottega import notebook
 from bottega.errors import BottegaError
-from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.knowledge.stores import RowStore
 
 MAX_DISPLAYED = 20_000  # examples of a knowledge base whose labels a notebook counts
@@ -20,7 +19,7 @@ class Stats:
     `examples`, different `images`, different `labels` and `pinned` examples are counted. `metric`
     compares vectors; `format_version` is the version of the stored format. `bytes` is the size of
     the whole file; all other numbers are of this namespace. `views` maps names to fingerprints;
-    `embedder` and `dimension` are those of the first view, or None without a view.
+    `embedder` and `dimension` describe the first view; they are None without a view.
     """
 
     path: str
@@ -33,11 +32,11 @@ class Stats:
     embedder: str | None
     dimension: int | None
     views: Mapping[str, str]
-    metric: VectorMetric
+    metric: str
     format_version: int
 
 
-def stats_of(rows: RowStore, path: str, metric: VectorMetric) -> Stats:
+def stats_of(rows: RowStore, path: str, metric: str) -> Stats:
     size = rows.footprint()
     views = rows.views()
     first = next(iter(views.values()), None)
@@ -57,7 +56,7 @@ def stats_of(rows: RowStore, path: str, metric: VectorMetric) -> Stats:
     )
 
 
-def render_stats(rows: RowStore, path: str, metric: VectorMetric) -> str:
+def render_stats(rows: RowStore, path: str, metric: str) -> str:
     """Return HTML with the sizes and, for the most frequent labels, an example each."""
     try:
         stats = stats_of(rows, path, metric)

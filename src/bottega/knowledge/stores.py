@@ -169,16 +169,21 @@ class StoreChecks(NamedTuple):
 
 
 class SearchScope(NamedTuple):
-    """Part of the rows that a search may return: a view, filters and an exclusion."""
+    """Part of the rows that a search may return: a view, filters and an exclusion. A search that
+    `is_plain` does not use a fitted metric."""
 
     by: str | None
     where: Filter | None
     within: Collection[str] | None
     exclude: Exclude
+    is_plain: bool = False
 
 
 class VectorSearch(Protocol):
     """Search of the rows by vectors. It finds every row that any process has committed."""
+
+    @property
+    def metric(self) -> str: ...
 
     def view(self, by: str | None) -> tuple[StoredView, View]: ...
 
@@ -242,6 +247,15 @@ def full_id(rows: RowStore, prefix: str) -> str:
             hint="give more characters",
         )
     return matches[0]
+
+
+def labels_by_id(rows: RowStore) -> dict[str, tuple[str, ...]]:
+    """Return the labels of each labelled example by its id, in insertion order."""
+    found: dict[str, list[str]] = {id: [] for id in rows.ids_where()}
+    for label, ids in rows.labels().items():
+        for id in ids if label else ():
+            found.setdefault(id, []).append(label)  # the id may be newer than the first read
+    return {id: tuple(labels) for id, labels in found.items() if labels}
 
 
 def paged_keys(rows: RowStore, size: int = KEY_PAGE) -> Iterator[list[int]]:

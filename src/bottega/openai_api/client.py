@@ -113,8 +113,8 @@ class ChatClient:
     requests, streams included. Waiting clients take turns; a request that waits for a retry holds
     no slot. Streams are retried only before their first content, and yield nothing earlier. Works
     in any number of event loops. `path` selects another protocol, whose replies `convert` turns
-    into chat completions. Errors are those of `bottega.errors.EndpointError`; a rejected request
-    raises `RequestRejectedError`, and an open `breaker` raises `PausedError`.
+    into chat completions. Raises `bottega.errors.EndpointError`; a rejected request raises
+    `RequestRejectedError`, and an open `breaker` raises `PausedError`.
     """
 
     def __init__(
@@ -375,7 +375,7 @@ class Breaker:
     `PausedError` at once. Half-open, after the pause: one call passes, and its outcome closes or
     opens the breaker.
 
-    Failures are those of the upstream: no connection, time-outs, 5xx, invalid replies. A 4xx counts
+    Only the upstream's failures count: no connection, time-outs, 5xx, invalid replies. A 4xx counts
     as success, a cancelled call as neither. The log names the endpoint by `name`.
     """
 

@@ -93,8 +93,8 @@ class ApiError(BottegaError):
 def status_error(
     status: int, message: str, where: str, model: str, fields: JSONObject, wait: float | None
 ) -> EndpointError:
-    """Return the error for an HTTP status; `message` is the server's own, `fields` are those of its
-    error and `wait` the seconds after which it accepts another request, if it says so."""
+    """Return the error for an HTTP status; `message` is the server's own, `fields` are the fields
+    of its error, and `wait` the seconds after which it accepts another request, if it says so."""
     text = f"{where} answered {status}" + (f": {message}" if message else "")
     is_used_up = not USED_UP.isdisjoint((fields.get("code"), fields.get("type")))
     recovers = wait is not None and wait <= SHORT_WAIT

@@ -11,6 +11,7 @@ from typing import NoReturn, cast
 import orjson
 
 from bottega._util.caching import LRUCache
+from bottega._util.progress import plural
 from bottega.image import Image
 from bottega.openai_api.errors import (
     MAX_NAME,
@@ -175,9 +176,9 @@ class ChatMessage:
 
 @dataclass
 class ChatRequest:
-    """A parsed chat-completions body. `images` are those of the whole conversation; `prompt_tokens`
-    is an estimate, and `non_ascii_bytes` are the UTF-8 bytes of the prompt's text outside ASCII.
-    With `keeps_image_urls` a server fetches the images that are given by URL."""
+    """A parsed chat-completions body. `images` are the images of the whole conversation;
+    `prompt_tokens` is an estimate, and `non_ascii_bytes` are the UTF-8 bytes of the prompt's text
+    outside ASCII. With `keeps_image_urls` a server fetches the images that are given by URL."""
 
     body: Body
     messages: tuple[ChatMessage, ...]
@@ -346,7 +347,9 @@ class _Parser:
             )
         if len(messages) > self._limits.messages:
             above_limit(
-                "messages", f"more than {self._limits.messages} messages", "array_above_max_length"
+                "messages",
+                f"more than {plural(self._limits.messages, 'message')}",
+                "array_above_max_length",
             )
         return tuple([self._message(message, number) for number, message in enumerate(messages)])
 
@@ -445,7 +448,7 @@ class _Parser:
             )
         self.images.append(image)
         if len(self.images) > self._limits.images:
-            above_limit(image.param, f"more than {self._limits.images} images")
+            above_limit(image.param, f"more than {plural(self._limits.images, 'image')}")
         if is_inline:
             self._image_bytes += len(image.url) * 3 // 4
             if self._image_bytes > self._limits.image_mb * MB:
@@ -455,7 +458,7 @@ class _Parser:
     def _add_content(self, text: str, where: str, position: object) -> None:
         self._text_characters += len(text)
         if self._text_characters > (limit := self._limits.text_characters):
-            problem = f"more than {limit:,} characters of text"
+            problem = f"more than {plural(limit, 'character', ',')} of text"
             above_limit(where.format(position), problem, "string_above_max_length")
         self._add_text(text)
 

@@ -208,7 +208,7 @@ def add_call(calls: list[dict[str, object]], piece: JSONObject) -> int:
     position.
 
     Some servers omit the index or give the same to all parallel calls, others send another id with
-    each piece. A name begins a call, unless id or name are those of the call with this index.
+    each piece. A name begins a call, unless the call with this index has the same id or name.
     """
     position = _call_position(calls, piece)
     if position == len(calls):

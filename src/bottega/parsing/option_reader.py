@@ -176,7 +176,7 @@ class OptionReader:
         sentence = SENTENCE.split(line, maxsplit=1)[0]
         lead = LETTER.match(line)
         if lead and self.find(line[lead.end() :].strip(AROUND)):
-            return self._only(line)  # None if the letter is that of another option
+            return self._only(line)  # None if another option has the letter
         for part in (line, sentence, CONNECTIVE.split(sentence, maxsplit=1)[0]):
             if (only := self._only(part)) is not None:
                 return only

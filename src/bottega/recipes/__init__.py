@@ -6,6 +6,7 @@ from bottega.recipes.rcts import default_reward, rcts
 from bottega.recipes.visual_rag import (
     Classifier,
     default_prompter,
+    demonstration_guard,
     novelty_gate,
     share_features,
     visual_rag,
@@ -17,6 +18,7 @@ __all__ = [
     "compression_searcher",
     "default_prompter",
     "default_reward",
+    "demonstration_guard",
     "kv_reuse_searcher",
     "novelty_gate",
     "racc",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from bottega._util.identity import Exclude
 from bottega.errors import SettingError
@@ -41,19 +41,61 @@ RetrievalName = Literal[
     "bm25",
     "hybrid",
 ]
-RETRIEVE: tuple[RetrievalName, ...] = get_args(RetrievalName)
-# Names whose query contains the keywords of a draft.
-BY_DRAFT = ("crossed", "probe", "keyword-hashtag")
-# Names that compare the keywords of stored responses, which `tag_keywords` writes.
-BY_RESPONSE = ("probe", "keywords", "keyword-hashtag")
-BY_IMAGE = ("image", "crossed")  # stored examples need an image
-TEXT_ONLY = ("text", "bm25", "hybrid")
-WITHOUT_TEXT = ("image", "bm25", "hybrid")  # names without a text embedder
-WITHOUT_METRIC = ("bm25", "hybrid")
-GROUPED = ("hashtag", "keyword-hashtag")
 # View of the level-2 hashtags.
 HASHTAGS = "hashtags"
 TOKEN_BATCH = 256
+
+
+@dataclass(frozen=True)
+class RetrievalProperties:
+    """Properties of a retrieval method: the embedders of its view, the index that it searches, and
+    the part of a stored example that it compares. With `draft`, its query contains the keywords of
+    a draft. With `grouped`, it searches within groups of examples."""
+
+    view: tuple[Literal["image", "text"], ...] = ("image", "text")
+    index: Literal["vectors", "words", "tokens"] = "vectors"
+    stored: Literal["example", "image", "response"] = "example"
+    draft: bool = False
+    grouped: bool = False
+
+
+PROPERTIES: Mapping[RetrievalName, RetrievalProperties] = {
+    "image": RetrievalProperties(view=("image",)),
+    "text": RetrievalProperties(view=("text",)),
+    "dual": RetrievalProperties(),
+    "crossed": RetrievalProperties(stored="image", draft=True),
+    "probe": RetrievalProperties(stored="response", draft=True),
+    "keywords": RetrievalProperties(stored="response"),
+    "hashtag": RetrievalProperties(grouped=True),
+    "keyword-hashtag": RetrievalProperties(stored="response", draft=True, grouped=True),
+    "bm25": RetrievalProperties(view=("text",), index="words"),
+    "hybrid": RetrievalProperties(view=("text",), index="tokens"),
+}
+
+
+def _names(has: Callable[[RetrievalProperties], bool]) -> tuple[RetrievalName, ...]:
+    """Return the names of the methods for which `has` returns True."""
+    return tuple(name for name, properties in PROPERTIES.items() if has(properties))
+
+
+RETRIEVE = tuple(PROPERTIES)
+# Names whose query contains the keywords of a draft.
+BY_DRAFT = _names(lambda one: one.draft)
+# Names that compare the keywords of stored responses, which `tag_keywords` writes.
+BY_RESPONSE = _names(lambda one: one.stored == "response")
+# Names that need an image in each stored example.
+BY_IMAGE = _names(lambda one: one.view == ("image",) or one.stored == "image")
+# Names that compare questions without their images.
+BY_QUESTION = _names(lambda one: one.view == ("text",) and one.index != "tokens")
+# Names with one vector for each example.
+BY_VECTORS = _names(
+    lambda one: one.index == "vectors" and one.stored == "example" and not one.grouped
+)
+TEXT_ONLY = _names(lambda one: one.view == ("text",))  # names without an embedder of images
+WITHOUT_METRIC = _names(lambda one: one.index != "vectors")
+# Names that use no text embedder.
+WITHOUT_TEXT = _names(lambda one: one.view == ("image",) or one.index != "vectors")
+GROUPED = _names(lambda one: one.grouped)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from bottega._util.progress import plural
 from bottega.compression import (
     CompressorConfig,
     HyperModel,
@@ -69,7 +70,8 @@ def check_answers(objective: TrainingObjective, questions: Sequence[Example]) ->
         most, longest = max((most, longest), *zip(counts, some, strict=True))
     if most > limit:
         raise SettingError(
-            f"an annotated answer must have at most {limit} tokens, got {most}: {longest[:60]!r}",
+            f"an annotated answer must have at most {plural(limit, 'token')}, got {most}:"
+            f" {longest[:60]!r}",
             hint=f"set answer_tokens = {most}, or shorten the answers",
         )
 

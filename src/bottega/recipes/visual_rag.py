@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, get_args
 
+import numpy as np
+
+from bottega.bundled import PHOTO_OPENING
 from bottega.errors import EmptyKnowledgeBaseError, SettingError, check_count
 from bottega.generation.bundled_models import PhotoGenerator
 from bottega.knowledge import JoinedEmbedder, KnowledgeBase
 from bottega.knowledge.embedders.composite import photo_embedder_of, uncached
 from bottega.knowledge.embedders.photo_embedder import match_vectors
+from bottega.knowledge.fitted_search import FittedSearch
+from bottega.knowledge.metric import MEAN_COUNT
 from bottega.parsing import LabelParser
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import AppendixAPrompter, InterleavedPrompter
 from bottega.protocols import (
+    Candidates,
     Generator,
     Pricer,
     Prompter,
@@ -29,11 +37,14 @@ from bottega.protocols import (
 from bottega.reranking import DemonstrationOrder, GatedReranker, TopKReranker
 from bottega.retrieval import DenseRetriever
 from bottega.routing.novelty_gate import AVERAGED, NoveltyGate
-from bottega.types import Candidate, Sampling
+from bottega.types import Candidate, Query, Sampling
 
 VectorSource: TypeAlias = Callable[[Collection[str]], dict[str, Vectors]]
 
 LABEL_TOKENS = 64
+# What the photograph model adds to the score of a demonstration, in nats, for its number at
+# `PHOTO_OPENING`: the flag by which it lowers the score of what precedes the first image.
+NATS_PER_FLAG = -50.7
 FETCH_FACTOR = 4
 
 
@@ -44,7 +55,7 @@ class Classifier:
     `generator` names one of `labels`, or several with `multi_label`. `order` arranges the
     demonstrations, `sampling` limits the reply, `seed` seeds random choices. `record` and `price`
     are those of `Pipeline`. `prompt` defaults to that of `default_prompter`. Decoding is greedy.
-    `shows` receives the candidates of a query and returns whether the query gets demonstrations.
+    `guard` wraps the re-ranker, to withhold demonstrations (`demonstration_guard`).
     `rerank` replaces the selection of the nearest candidates; it gets `FETCH_FACTOR` times as many.
     """
 
@@ -57,14 +68,14 @@ class Classifier:
     record: Recorder | None = None
     price: Pricer | None = None
     seed: int = 0
-    shows: Callable[[Sequence[Candidate]], bool] | None = None
+    guard: Callable[[Reranker], Reranker] | None = None
     rerank: Reranker | None = None
 
     def pipeline(self, retrieve: Retriever | None = None, shots: int = 0) -> Pipeline:
         """Return a pipeline with these settings."""
         rerank: Reranker = self.rerank or TopKReranker(self.order, seed=self.seed)
-        if self.shows is not None:
-            rerank = GatedReranker(rerank, self.shows)
+        if self.guard is not None:
+            rerank = self.guard(rerank)
         return Pipeline(
             route=FixedRouter(Tier(self.generator.name, self.generator, shots)),
             retrieve=retrieve,
@@ -79,17 +90,46 @@ class Classifier:
         )
 
 
+@dataclass(frozen=True)
+class FittedReranker:
+    """Re-ranker for the photograph model over a knowledge base with a fitted metric.
+
+    It puts the class means before the demonstrations that `rerank` selects (`share_features` lets
+    the model read them), and returns nothing for a query whose nearest examples by the plain cosine
+    are too far for the `gate`: the fitted metric enlarges differences between the known classes,
+    so it says less of a query that belongs to none.
+    """
+
+    rerank: Reranker
+    knowledge: KnowledgeBase
+    gate: NoveltyGate
+    shows_means: bool = True
+
+    async def __call__(self, query: Query, candidates: Candidates, k: int, /) -> list[Candidate]:
+        nearest = partial(self.knowledge.search, query, AVERAGED, plain=True)
+        if not self.gate.shows(await asyncio.to_thread(nearest)):
+            return []
+        chosen = await self.rerank(query, candidates, k)
+        if not self.shows_means:
+            return chosen
+        return [*await asyncio.to_thread(self.knowledge.class_means, query), *chosen]
+
+
 def share_features(generator: Generator, knowledge: KnowledgeBase) -> bool:
     """Let the photograph model reuse image vectors of the knowledge base and its embedder.
 
-    Returns False, and changes nothing, unless the generator is a photograph model with a network
-    that computes a part of the embedder's vectors.
+    Where a metric was fitted, it reads vectors under that metric, whatever their embedder; the
+    query must have been searched. Else it uses the part of the vectors that its network computes.
+    Returns False, and changes nothing, unless the generator is a photograph model, without a
+    fitted metric one whose network computes such a part.
     """
-    photos = photo_embedder_of(knowledge.embedder())
-    if not isinstance(generator, PhotoGenerator) or photos is None:
+    if not isinstance(generator, PhotoGenerator):
         return False
-    name = generator.name.removeprefix("bundled:")
-    if name not in photos.parts:
+    if knowledge.fitted is not None:
+        generator.set_feature_sources(partial(_fitted_features, knowledge.fitted))
+        return True
+    photos, name = photo_embedder_of(knowledge.embedder()), generator.name.removeprefix("bundled:")
+    if photos is None or name not in photos.parts:
         return False
 
     def source(vectors: VectorSource) -> VectorSource:
@@ -101,6 +141,22 @@ def share_features(generator: Generator, knowledge: KnowledgeBase) -> bool:
     stored = partial(_photo_vectors, knowledge)
     generator.set_feature_sources(source(photos.image_vectors), source(stored))
     return True
+
+
+def _fitted_features(search: FittedSearch, sha256s: Collection[str]) -> dict[str, Vectors]:
+    """Return what the photograph model reads of images and class means, by the sha256 of their
+    image: the vector under the fitted metric, and for a mean the flag with which it counts as
+    `MEAN_COUNT` demonstrations."""
+    images, means = search.image_rows(sha256s)
+    flag = math.log(MEAN_COUNT) / NATS_PER_FLAG
+    features = {name: _feature(row, 0.0) for name, row in images.items()}
+    return features | {name: _feature(row, flag) for name, row in means.items()}
+
+
+def _feature(row: Vectors, flag: float) -> Vectors:
+    feature = np.zeros(PHOTO_OPENING + 1, np.float32)
+    feature[: len(row)], feature[PHOTO_OPENING] = row, flag
+    return feature
 
 
 def _photo_vectors(knowledge: KnowledgeBase, sha256s: Collection[str]) -> dict[str, Vectors]:
@@ -119,6 +175,19 @@ def novelty_gate(generator: Generator, knowledge: KnowledgeBase) -> NoveltyGate 
     if not share_features(generator, knowledge):
         return None
     return NoveltyGate(knowledge.leave_one_out_scores(min(AVERAGED, max(1, len(knowledge) - 1))))
+
+
+def demonstration_guard(
+    generator: Generator, knowledge: KnowledgeBase, *, multi_label: bool = False
+) -> Callable[[Reranker], Reranker] | None:
+    """Return what wraps the re-ranker of the photograph model over a knowledge base of its own
+    embedder: `GatedReranker`, or `FittedReranker` where a metric was fitted. Else None."""
+    gate = novelty_gate(generator, knowledge)
+    if gate is None:
+        return None
+    if knowledge.fitted is None:
+        return partial(GatedReranker, shows=gate.shows)
+    return partial(FittedReranker, knowledge=knowledge, gate=gate, shows_means=not multi_label)
 
 
 def default_prompter(generator: Generator) -> Prompter:
@@ -180,7 +249,6 @@ def visual_rag(
             "the knowledge base has no labels: it is empty",
             hint="add labelled examples first (knowledge.add, `bottega add`), or pass labels=",
         )
-    gate = novelty_gate(generator, knowledge)
     method = Classifier(
         generator,
         labels,
@@ -190,6 +258,6 @@ def visual_rag(
         sampling=sampling or Sampling(max_tokens=LABEL_TOKENS),
         record=record,
         price=price,
-        shows=gate.shows if gate else None,
+        guard=demonstration_guard(generator, knowledge, multi_label=multi_label),
     )
     return method.pipeline(retrieve or DenseRetriever(knowledge.search), shots)

@@ -32,7 +32,7 @@ Tagger = Callable[[Sequence[Example]], Awaitable[Sequence[Example]]]
 @dataclass(frozen=True)
 class TokenPrice:
     """US dollars per million tokens. `cached` is the price of prompt tokens from the provider's
-    cache, None if it is that of other prompt tokens."""
+    cache, None if they cost the same as other prompt tokens."""
 
     input: float
     output: float

@@ -157,11 +157,11 @@ class StoredMessage:
 
 @dataclass(frozen=True)
 class StoredDemonstration:
-    """Demonstration number `order`, from 1. `id` is that of the knowledge base, None for an example
-    of another source. `score` is its similarity to the query, `text` its question, `images` the
-    sha256s of its images and `answer` its answer. `source` says where the example is from.
-    `provenance` is its tag, such as `human`; `request` is the id of the gateway's request whose
-    answer or correction it is."""
+    """Demonstration number `order`, from 1. `id` is the example's id in the knowledge base, None
+    for an example of another source. `score` is its similarity to the query, `text` its question,
+    `images` the sha256s of its images and `answer` its answer. `source` says where the example is
+    from. `provenance` is its tag, such as `human`; `request` is the id of the gateway's request
+    whose answer or correction it is."""
 
     order: int
     id: str | None

@@ -13,6 +13,7 @@ from itertools import chain
 from bottega._util.caching import SharedTask
 from bottega._util.event_loops import gather_or_cancel
 from bottega._util.identity import is_excluded, query_key
+from bottega._util.progress import plural
 from bottega.errors import EmptyKnowledgeBaseError, NotFoundError, SettingError, check_count
 from bottega.protocols import Embedder, Retriever
 from bottega.retrieval.sources import LabelledPool, NearestSearch, SearchFunction
@@ -88,7 +89,8 @@ class RankFusionRetriever:
             len(weights) != len(retrievers) or not all(0 <= weight < math.inf for weight in weights)
         ):
             raise SettingError(
-                f"weights must have {len(retrievers)} entries of 0 or more, got {list(weights)}",
+                f"weights must have {plural(len(retrievers), 'entry')} of 0 or more, got"
+                f" {list(weights)}",
                 hint="pass one weight for each retriever",
             )
         self._retrievers = retrievers

@@ -182,7 +182,7 @@ def trace(rng: torch.Generator, programs: MotorPrograms, jitter: float) -> Tenso
     heading = programs.heading + normal(rng, (n, STROKES), 0.10) * shake
     length = programs.length * (normal(rng, (n, STROKES), 0.14) * shake).exp()
     pace = programs.pace * (normal(rng, programs.pace.shape, 0.15) * each).exp()
-    # `heading` is that of the middle of a stroke: half of the extra turning goes to each end.
+    # `heading` holds in the middle of a stroke: half of the extra turning goes to each end.
     surplus = turns.sum(-1, keepdim=True) - programs.turns.sum(-1, keepdim=True)
     bends = torch.cat([torch.zeros(n, STROKES, 1), turns.cumsum(-1)], dim=-1)
     angle = heading[..., None] + bends - surplus / 2

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
+from bottega._util.progress import plural
 from bottega.errors import EmbeddingError, EmptyKnowledgeBaseError, NotFoundError
 from bottega.gateway.request.cached_examples import (
     HUMAN,
@@ -112,7 +113,7 @@ class CachePages(NamespacePages):
         id = str(_example(base, visit).id)
         if not visit.user.can_administer and base.stats().pinned >= self.max_pinned:
             raise ApiError(
-                f"this namespace has {self.max_pinned} pinned entries, the maximum",
+                f"this namespace has {plural(self.max_pinned, 'pinned entry')}, the maximum",
                 status=403,
                 hint="unpin some, or ask the operator to raise feedback.max_corrections",
             )

@@ -136,8 +136,8 @@ def knowledge_routes(renderer: Renderer, pages: KnowledgePages) -> list[Route]:
 
 
 def _examples(visit: Visit, on_error: Callable[[BottegaError], None]) -> Iterator[Example]:
-    """Yield the uploaded images as examples. The label is that of the form, else the name of the
-    class folder. Unreadable files and files without a label go to `on_error`."""
+    """Yield the uploaded images as examples. The label comes from the form, else from the name of
+    the class folder. Unreadable files and files without a label go to `on_error`."""
     question = visit.value("question").strip() or IMAGE_QUESTION
     given = visit.value("label").strip()
     tags = {"provenance": HUMAN}

@@ -42,7 +42,7 @@ PAGE_SIZE = 50
 STATES = get_args(State)
 WRITE_SECONDS = 1.5  # until the ledger and the traces of a request are written
 POLL_SECONDS = 0.1
-# Texts are those of answered requests, so a search for another state may find few of many.
+# Only answered requests have texts, so a search for another state may find few of many.
 SEARCH_ROUNDS = 10
 STORE_HINT = 'set [traces] store = "images"'
 

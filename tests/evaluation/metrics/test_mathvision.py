@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bottega.evaluation.metrics.mathvision import MathVisionAccuracy, equal
 from bottega.evaluation.metrics.metric import Judgement
-from bottega.evaluation.metrics.mmmu import MathVisionAccuracy, equal
 from bottega.parsing import FinalAnswerParser
 from bottega.types import Answer, Completion, Example, Query
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.evaluation.metrics.mathvision_official import (
+from bottega.evaluation.metrics.mathvision import (
+    MathVisionAccuracy,
     OfficialMathVisionAccuracy,
     OfficialMathVisionParser,
     official_equal,
@@ -18,7 +19,6 @@ from bottega.evaluation.metrics.mathvision_official import (
     read_answer,
 )
 from bottega.evaluation.metrics.metric import Judgement
-from bottega.evaluation.metrics.mmmu import MathVisionAccuracy
 from bottega.parsing import FinalAnswerParser, RationaleParser
 from bottega.types import Answer, Completion, Example, Query
 from tests.paths import SHARED

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bottega.evaluation.metrics.metric import Judgement
-from bottega.evaluation.metrics.mmmu import MMMUAccuracy
+from bottega.evaluation.metrics.official_choices import MMMUAccuracy
 from bottega.parsing import ChoiceParser
 from bottega.types import Answer, Completion, Example, Query
 from tests.paths import SHARED

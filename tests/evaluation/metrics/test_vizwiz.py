@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, f1_score
 
 from bottega.evaluation.metrics.metric import Judgement
-from bottega.evaluation.metrics.vqa import Answerability, vizwiz_accuracy
+from bottega.evaluation.metrics.open_answers import Answerability, vizwiz_accuracy
 from bottega.types import Answer, Example, Query
 
 

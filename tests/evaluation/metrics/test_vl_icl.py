@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bottega.evaluation.metrics.metric import Judgement
-from bottega.evaluation.metrics.vl_icl import Containment, ExactMatch, WholeMatch
+from bottega.evaluation.metrics.open_answers import Containment, ExactMatch, WholeMatch
 from bottega.types import Answer, Example, Query
 
 ITEM = Example(Query("shape: large", id="0"), "Three")

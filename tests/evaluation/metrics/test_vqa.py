@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bottega.errors import SettingError
 from bottega.evaluation.metrics.metric import Judgement
-from bottega.evaluation.metrics.vqa import (
+from bottega.evaluation.metrics.open_answers import (
     References,
     Variant,
     direct_answer,

@@ -14,7 +14,7 @@ from bottega.evaluation.metrics.metric import (
     mcnemar,
     paired_difference,
 )
-from bottega.evaluation.metrics.vqa import Answerability
+from bottega.evaluation.metrics.open_answers import Answerability
 from bottega.evaluation.outcomes import Method, Outcome
 from bottega.evaluation.report.result_tables import as_markdown
 from bottega.evaluation.report.runs import StoredRun, read_run

@@ -15,7 +15,12 @@ from bottega.errors import LoadError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark, labelled_benchmark
 from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.metrics.metric import Metric
-from bottega.evaluation.metrics.vl_icl import Containment, SameAnswer, UndecidedShare, WholeMatch
+from bottega.evaluation.metrics.open_answers import (
+    Containment,
+    SameAnswer,
+    UndecidedShare,
+    WholeMatch,
+)
 from bottega.image import path_text
 from bottega.knowledge import (
     KnowledgeBase,

@@ -19,12 +19,12 @@ from bottega.evaluation.benchmarks.downloads import (
     texts,
 )
 from bottega.evaluation.benchmarks.source import Source, read_location
-from bottega.evaluation.metrics.mathvision_official import (
+from bottega.evaluation.metrics.mathvision import (
+    MathVisionAccuracy,
     OfficialMathVisionAccuracy,
     OfficialMathVisionParser,
 )
-from bottega.evaluation.metrics.mmmu import SUBJECT, MathVisionAccuracy, MMMUAccuracy
-from bottega.evaluation.metrics.official_choices import OfficialMMMUParser
+from bottega.evaluation.metrics.official_choices import SUBJECT, MMMUAccuracy, OfficialMMMUParser
 from bottega.knowledge.loaders.jsonl import Row
 from bottega.parsing import ChoiceParser, FinalAnswerParser, RationaleParser
 from bottega.prompting import MATH_V, MATH_V_REASONED, MMMU, MMMU_REASONED

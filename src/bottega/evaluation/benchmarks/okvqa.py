@@ -23,7 +23,7 @@ from bottega.evaluation.benchmarks.downloads import (
 )
 from bottega.evaluation.benchmarks.source import Source, read_location
 from bottega.evaluation.metrics.metric import NotScored
-from bottega.evaluation.metrics.vqa import direct_answer, vqa_accuracy
+from bottega.evaluation.metrics.open_answers import direct_answer, vqa_accuracy
 from bottega.image import Image
 from bottega.knowledge.loaders.jsonl import Row, parse_rows
 from bottega.parsing import ChoiceParser

@@ -23,7 +23,7 @@ from bottega.evaluation.benchmarks.okvqa import (
 )
 from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.metrics.metric import Metric
-from bottega.evaluation.metrics.vqa import (
+from bottega.evaluation.metrics.open_answers import (
     UNANSWERABLE,
     Answerability,
     vizwiz_accuracy,

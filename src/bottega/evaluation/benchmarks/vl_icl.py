@@ -14,7 +14,7 @@ from bottega.evaluation.benchmarks.okvqa import (
     read_questions,
 )
 from bottega.evaluation.benchmarks.source import Source, read_location
-from bottega.evaluation.metrics.vl_icl import Containment, ExactMatch
+from bottega.evaluation.metrics.open_answers import Containment, ExactMatch
 from bottega.knowledge.loaders.jsonl import Row
 from bottega.parsing import plain_text
 from bottega.prompting import InterleavedPrompter

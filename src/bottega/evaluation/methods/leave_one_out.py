@@ -26,6 +26,8 @@ from bottega.evaluation.metrics.metric import (
 from bottega.knowledge import JoinedEmbedder, KnowledgeBase, PixelEmbedder, View
 from bottega.knowledge.embedders.composite import uncached
 from bottega.knowledge.embedders.names import PIXELS, joined_parts
+from bottega.knowledge.fitted_vote import VoteRule, leave_one_out
+from bottega.knowledge.metric import MEAN_COUNT, Scatter
 from bottega.knowledge.records import unit
 from bottega.protocols import Embedder, Generator
 from bottega.recipes import visual_rag
@@ -35,15 +37,18 @@ from bottega.types import Answer, Example, Query
 MAX_POOL = 2000
 FOLDS = 5
 CONCURRENCY = 16
+FEW = 2  # items whose difference says nothing
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Name of the embedder, and number and order of the demonstrations."""
+    """Name of the embedder, number and order of the demonstrations, and `shrinkage` of the fitted
+    metric; None is the plain cosine."""
 
     embedder: str
     shots: int
     order: DemonstrationOrder = "nearest-last"
+    shrinkage: float | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,8 @@ class Selection:
     `best` is the most accurate trial; its accuracy is optimistic, because the same items selected
     it. `nested` is an unbiased estimate: each item is answered by the best setting of the other
     folds. `gain` is the difference of `nested` to the current setting. `p_value` of the gain is
-    McNemar's, because the interval alone is too narrow for few items.
+    McNemar's, because the interval alone is too narrow for few items. `changes_at_one_error` is
+    whether a gain above one standard error suffices for a change.
     """
 
     trials: tuple[Trial, ...]
@@ -77,6 +83,7 @@ class Selection:
     nested: Estimate
     gain: Estimate
     p_value: float
+    changes_at_one_error: bool = False
 
     @property
     def current(self) -> Trial:
@@ -84,15 +91,24 @@ class Selection:
 
     @property
     def is_change(self) -> bool:
-        """Whether the best setting is better, with an interval that excludes 0 and p < 0.05."""
-        return self.best != self.current and self.gain.low > 0 and self.p_value < 0.05
+        """Whether the best setting replaces the current one: its gain has an interval that excludes
+        0 and p < 0.05, or with `changes_at_one_error` exceeds one standard error of the
+        difference, and `FEW` items."""
+        if self.best == self.current:
+            return False
+        if self.changes_at_one_error:
+            gains = np.subtract(self.best.correct, self.current.correct, dtype=float)
+            return bool(gains.sum() > max(gains.std() * np.sqrt(len(gains)), FEW))
+        return self.gain.low > 0 and self.p_value < 0.05
 
     @property
     def chosen(self) -> Setting:
         return (self.best if self.is_change else self.current).setting
 
 
-def select(trials: Sequence[Trial], *, seed: int = 0) -> Selection:
+def select(
+    trials: Sequence[Trial], *, seed: int = 0, changes_at_one_error: bool = False
+) -> Selection:
     """Compare trials on the same items; the first one is the current setting and wins ties."""
     correct = np.array([trial.correct for trial in trials])
     held_out = _held_out(correct, seed)
@@ -102,6 +118,7 @@ def select(trials: Sequence[Trial], *, seed: int = 0) -> Selection:
         accuracy(held_out),
         paired_difference(held_out, trials[0].correct),
         mcnemar(held_out, trials[0].correct),
+        changes_at_one_error,
     )
 
 
@@ -269,14 +286,47 @@ def vote_trials(
     return found
 
 
+def fits_metric(sample: LabelledSample) -> bool:
+    """Return whether a metric can be fitted: each example has one label, and all ask the same
+    question."""
+    return not sample.multi_label and len({one.query.text for one in sample.pool}) == 1
+
+
+def fitted_trials(
+    sample: LabelledSample, embedder: Embedder, shots: Sequence[int], shrinkages: Sequence[float]
+) -> dict[tuple[float, int], tuple[bool, ...]]:
+    """Return which items the vote of neighbours and class means names correctly under the fitted
+    metric, by shrinkage and number of neighbours; the metric is fitted without the item."""
+    labels = [labels_of(one) for one in sample.pool]
+    number = {one: index for index, one in enumerate(dict.fromkeys(labels))}
+    classes = np.array([number[one] for one in labels])
+    vectors = embedder.embed([one.query for one in sample.pool])
+    if (scatter := Scatter.of(vectors, classes)).is_nothing:
+        return {}
+    images = [image_hashes(one.query) for one in sample.pool]
+    different = {one: index for index, one in enumerate(dict.fromkeys(images))}
+    copies = np.array([different[one] for one in images])
+    position = {id(one): index for index, one in enumerate(sample.pool)}
+    rows = [position[id(item)] for item in sample.items]
+    found: dict[tuple[float, int], tuple[bool, ...]] = {}
+    for shrinkage in shrinkages:
+        near = leave_one_out(scatter, shrinkage, copies[:, None] == copies)
+        for count in shots:
+            named = near.shares(classes, VoteRule(shrinkage, count, MEAN_COUNT)).argmax(axis=1)
+            correct = (named == classes)[rows]
+            found[shrinkage, count] = tuple(bool(one) for one in correct)
+    return found
+
+
 async def model_trials(
     sample: LabelledSample,
     embedder: Embedder,
     generator: Generator,
-    settings: Sequence[tuple[int, DemonstrationOrder]],
+    settings: Sequence[Setting],
     progress: Progress = False,
 ) -> list[tuple[bool, ...]]:
-    """Return which items the model names correctly, for each number and order of demonstrations.
+    """Return which items the model names correctly, for each number and order of demonstrations,
+    by the plain cosine.
 
     `progress` receives the number of items answered since its last call. The caller closes the
     model.
@@ -284,13 +334,13 @@ async def model_trials(
     found = []
     with KnowledgeBase.open(":memory:", embedder) as base:
         base.add(sample.pool)
-        for shots, order in settings:
+        for setting in settings:
             pipeline = visual_rag(
                 base,
                 generator,
                 labels=sample.labels,
-                shots=shots,
-                order=order,
+                shots=setting.shots,
+                order=setting.order,
                 multi_label=sample.multi_label,
             )
             answers = await pipeline.answer_batch(

@@ -16,7 +16,7 @@ from bottega._util.caching import LRUCache
 from bottega._util.identity import Exclude
 from bottega._util.progress import plural
 from bottega.errors import SettingError
-from bottega.evaluation.methods.votes import knn, no_label
+from bottega.evaluation.methods.votes import knn, no_label, with_means
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
@@ -283,7 +283,13 @@ class VectorClassifier:
         vectors = self._knowledge.embed([query])
         [found] = self._knowledge.nearest(vectors, self._neighbours, excluded_for=[query])
         if self._method == "knn":
-            answer = knn(found, multi_label=self._multi_label)
+            means = self._knowledge.class_means(query, vectors[0])
+            fitted = self._knowledge.fitted
+            answer = knn(
+                with_means(found, means),
+                multi_label=self._multi_label,
+                exponent=fitted.exponent if fitted else 1.0,
+            )
         else:
             answer = self._logistic.answer(query, vectors[0])
         return VectorAnswer(self._method, answer, tuple(found), time.perf_counter() - started)

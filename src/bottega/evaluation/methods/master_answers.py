@@ -48,7 +48,7 @@ def labelled_questions(data: Benchmark) -> dict[QuestionKey, Query]:
 class MasterAnswers:
     """Answers by question. `failed` questions have no answer. `unusable` counts invalid, truncated
     and abstaining answers, from which an apprentice cannot learn. `cost_usd` is None if a price is
-    unknown. `labels` are those of the benchmark."""
+    unknown. `labels` are the labels of the benchmark."""
 
     labels: Sequence[str] = ()
     by_question: dict[QuestionKey, Example] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from bottega._util.caching import SingleFlight
@@ -14,7 +15,7 @@ from bottega._util.identity import request_key
 from bottega._util.progress import SILENT, Display, ReportStep, plural
 from bottega.errors import BottegaError, SettingError
 from bottega.evaluation.benchmark import Benchmark
-from bottega.evaluation.config import ANSWER_TOKENS, RunConfig
+from bottega.evaluation.config import ANSWER_TOKENS, EvaluatedMetric, RunConfig
 from bottega.evaluation.methods.planning import needs_search, plan
 from bottega.evaluation.methods.prompts import NEAREST_LAST, check_prompt, open_prompt, parse_order
 from bottega.evaluation.methods.retrieval import (
@@ -35,11 +36,10 @@ from bottega.evaluation.outcomes import (
 from bottega.generation import ReplayGenerator, TransformersGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.embedders.names import BUNDLED
-from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.naming import ModelSpec, local_model
 from bottega.pipeline import run_sync
 from bottega.protocols import Generator, Pricer, Prompter, Reranker, turns_only
-from bottega.recipes import Classifier, default_prompter, novelty_gate
+from bottega.recipes import Classifier, default_prompter, demonstration_guard
 from bottega.recipes.cache_retrieval import (
     BY_DRAFT,
     BY_IMAGE,
@@ -129,7 +129,7 @@ class MethodActor:
         settings = replace(
             settings, labels=data.labels, multi_label=data.multi_label, record=self._collector
         )
-        self._knowledge = filled_knowledge(data, retrieval, config.metric, display)
+        self._knowledge = filled_knowledge(data, retrieval, config.metric or "cosine", display)
         try:
             with again if config.retrieve == "hybrid" else nullcontext() as step:
                 methods = _planned(data, settings, config, retrieval, self._knowledge, hyper)
@@ -219,10 +219,9 @@ def _planned(
     if retrieval is None:
         return plan(config, data, knowledge, settings, search=nearest_retriever, hyper=hyper)
     search = retriever_factory(retrieval)
-    gate = novelty_gate(settings.generator, knowledge)
     settings = replace(
         settings,
-        shows=gate.shows if gate else None,
+        guard=demonstration_guard(settings.generator, knowledge, multi_label=settings.multi_label),
         rerank=_reranker(config, settings, knowledge),
     )
     return plan(config, data, knowledge, settings, search=search, hyper=hyper)
@@ -289,20 +288,30 @@ def with_response_keywords(data: Benchmark, retrieval: CacheRetrieval) -> Benchm
 def filled_knowledge(
     data: Benchmark,
     retrieval: CacheRetrieval | None,
-    metric: VectorMetric = "cosine",
+    metric: EvaluatedMetric = "cosine",
     display: Display = SILENT,
 ) -> KnowledgeBase:
-    """Return the benchmark's knowledge base in memory; it is empty without a retrieval.
+    """Return the benchmark's knowledge base in memory; it is empty without a retrieval. The metric
+    "fitted" is fitted to its labels.
 
     The items' questions are embedded in advance, in batches.
     """
     if retrieval is None:
         return KnowledgeBase.open(":memory:", embed=None)
-    knowledge = KnowledgeBase.open(":memory:", embed=retrieval.views(), metric=metric)
+    plain: EvaluatedMetric = "l2" if metric == "l2" else "cosine"
+    knowledge = KnowledgeBase.open(":memory:", embed=retrieval.views(), metric=plain)
     with display.progress("embedding", len(data.knowledge) + len(data.items)) as step:
         knowledge.add(data.knowledge, progress=step, on_error=display.warn)
-        retrieval.embedder.embed([item.query for item in data.items])
+        queries = [item.query for item in data.items]
+        retrieval.embedder.embed(queries)
         step(len(data.items))
+    if metric == "fitted":
+        evaluated = set(chain.from_iterable(map(knowledge.excluded_ids, queries)))
+        if knowledge.fit_metric(without=evaluated) is None:
+            display.note(
+                "metric cosine: too few examples that are not evaluated share their label to fit a"
+                " metric"
+            )
     return knowledge
 
 

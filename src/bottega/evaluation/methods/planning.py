@@ -19,7 +19,6 @@ from bottega.evaluation.methods.prompts import (
     sample_count,
 )
 from bottega.evaluation.methods.retrieval import (
-    BY_VECTORS,
     EpisodeRetriever,
     LateInteractionScorer,
     RetrieverFactory,
@@ -41,6 +40,7 @@ from bottega.evaluation.methods.specifications import (
     SEARCH_METHODS,
     MethodSpec,
 )
+from bottega.evaluation.methods.votes import knn, with_means
 from bottega.evaluation.outcomes import Method, MethodKey, Outcome, pipeline_method
 from bottega.generation import TransformersGenerator
 from bottega.knowledge import KnowledgeBase
@@ -48,6 +48,7 @@ from bottega.naming import suggestion
 from bottega.pipeline import FixedRouter
 from bottega.protocols import Retriever, Tier, turns_only
 from bottega.recipes import Classifier, default_prompter
+from bottega.recipes.cache_retrieval import BY_VECTORS
 from bottega.recipes.racc import check_compressor_files
 from bottega.reranking import check_depth
 from bottega.retrieval import BalancedSampler, UniformSampler
@@ -323,9 +324,10 @@ def _method(
     shots, data = context.shots, context.data
     if spec.vote is not None:
         assert retrieve is not None
-        return _vote_method(spec, retrieve, shots, settings.multi_label)
+        counted = context.knowledge if spec.vote is knn else None
+        return _vote_method(spec, retrieve, shots, settings.multi_label, counted)
     if spec.retrieval != "search":  # other retrieval gives no similarity scores
-        settings = replace(settings, shows=None, rerank=None)
+        settings = replace(settings, guard=None, rerank=None)
     # The tier names the method in traces.
     tier = f"{spec.name}, {shots} shots, {data.name}" if shots else f"{spec.name}, {data.name}"
     route = FixedRouter(Tier(tier, settings.generator, shots))
@@ -335,12 +337,23 @@ def _method(
     return pipeline_method(spec.name, pipeline, shots)
 
 
-def _vote_method(spec: MethodSpec, retrieve: Retriever, shots: int, multi_label: bool) -> Method:
+def _vote_method(
+    spec: MethodSpec,
+    retrieve: Retriever,
+    shots: int,
+    multi_label: bool,
+    means_of: KnowledgeBase | None,
+) -> Method:
+    """Return the vote of the retrieved examples and the class means of `means_of`."""
     assert spec.vote is not None
     vote = partial(spec.vote, multi_label=multi_label)
 
     async def answer(query: Query) -> Outcome:
-        return Outcome(vote(await retrieve(query, shots)))
+        found = await retrieve(query, shots)
+        if means_of is None or means_of.fitted is None:
+            return Outcome(vote(found))
+        found = with_means(found, await asyncio.to_thread(means_of.class_means, query))
+        return Outcome(vote(found, exponent=means_of.fitted.exponent))
 
     return Method(spec.name, shots, answer)
 

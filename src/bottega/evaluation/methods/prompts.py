@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast, get_args
 
 from bottega import naming
 from bottega._util.identity import image_hashes
+from bottega._util.progress import plural
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, names_passages
 from bottega.evaluation.config import SAMPLES, RunConfig
@@ -123,7 +124,8 @@ def describe_methods(
     """Return the settings of each method with demonstrations: the source of its rationales, its
     prompt if the method selects it, and the settings of its search.
 
-    `source` is that of `rationale_source`. Raises `SettingError` as `methods_with_rationales`.
+    `source` is the result of `rationale_source`. Raises `SettingError` as
+    `methods_with_rationales`.
     """
     explained = methods_with_rationales(config.methods, data, settings, config.rationales)
     found: dict[str, Description] = {}
@@ -195,7 +197,8 @@ def with_rationales(data: Benchmark, explained: Iterable[Example]) -> tuple[Benc
     found = [rationales.get(_identity(example)) for example in data.knowledge]
     if not any(found):
         raise SettingError(
-            f"the file has no rationale for the {len(found)} labelled examples of {data.name}",
+            f"the file has no rationale for the {plural(len(found), 'labelled example')} of"
+            f" {data.name}",
             hint="store them with bottega add KB BENCHMARK, then run bottega rationales KB",
         )
     pairs = zip(data.knowledge, found, strict=True)

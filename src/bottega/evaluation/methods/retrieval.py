@@ -32,7 +32,6 @@ from bottega.knowledge import FlmrEmbedder, KnowledgeBase, TowerTokenEmbedder
 from bottega.knowledge.embedders import names
 from bottega.knowledge.embedders.flmr import INSTRUCTION
 from bottega.knowledge.embedders.names import BUNDLED
-from bottega.knowledge.index.vector_index import VectorMetric
 from bottega.naming import read_options
 from bottega.protocols import Embedder, MultiVectorEmbedder, Retriever, Vectors
 from bottega.recipes.cache_retrieval import (
@@ -61,8 +60,6 @@ EXCLUSION_RULE = f"Demonstrations exclude {DESCRIPTIONS[EXCLUDE]}."
 UNSCORED = 0.0  # score of a passage for which a benchmark has none
 
 RetrieverFactory = Callable[[Benchmark, KnowledgeBase], Retriever]
-# Retrieval methods with one vector for each example.
-BY_VECTORS = ("image", "text", "dual")
 
 
 class ExamplePool:
@@ -437,7 +434,7 @@ def check_retrieve(name: str, embed: str = BUNDLED) -> None:
 
 
 def check_retrieval_options(
-    retrieve: Collection[str], *, embed_text: str | None, metric: VectorMetric, groups: int | None
+    retrieve: Collection[str], *, embed_text: str | None, metric: str | None, groups: int | None
 ) -> None:
     """Raise `SettingError` for an option that none of the retrieval methods uses."""
     if embed_text is not None:
@@ -445,7 +442,7 @@ def check_retrieval_options(
     chosen = " and ".join(retrieve)
     unused = (
         ("--embed-text", embed_text is not None, WITHOUT_TEXT, "dual"),
-        ("--metric l2", metric == "l2", WITHOUT_METRIC, "dual"),
+        (f"--metric {metric}", metric in ("l2", "fitted"), WITHOUT_METRIC, "dual"),
         ("--groups", groups is not None, set(RETRIEVE) - set(GROUPED), "hashtag"),
     )
     for option, given, without, other in unused:
@@ -519,7 +516,7 @@ def open_retrieval(
     if name == "text" and names.reads_text_only(embed):
         text = caching(embed_text or embed)
     elif name != "image":
-        default = f"{model}:text" if averages and name not in TEXT_ONLY[1:] else "words"
+        default = f"{model}:text" if averages and name not in WITHOUT_METRIC else "words"
         text = caching(embed_text or default)
     if averages and name not in ("image", *TEXT_ONLY):
         average = caching(embed)

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from bottega._util.progress import plural
 from bottega.compression.objective import TrainingExample
 from bottega.errors import SettingError
 from bottega.evaluation.benchmark import Benchmark, is_passage, is_relevant, names_passages
@@ -164,8 +165,8 @@ class RetrievedPassageSampler(TrainingSampler):
             found = asyncio.run(self._search(item))
             if len(found) < self._shots:
                 raise SettingError(
-                    f"a training example needs {self._shots} passages, got {len(found)} for"
-                    f" {item.query.text!r}",
+                    f"a training example needs {plural(self._shots, 'passage')}, got {len(found)}"
+                    f" for {item.query.text!r}",
                     hint="set shots lower, or change retrieve",
                 )
             self._found[id(item)] = found

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from bottega.evaluation.metrics.metric import labels_of
+from bottega.knowledge.metric import MEAN_COUNT
 from bottega.types import Answer, Candidate
 
 # Of a softmax over cosine similarities; accuracy is flat between 0.05 and 0.2 (benchmarks/log).
@@ -43,17 +45,27 @@ def strict_vote(candidates: Sequence[Candidate], *, multi_label: bool = False) -
     return vote(candidates, multi_label=multi_label)
 
 
-def knn(candidates: Sequence[Candidate], *, multi_label: bool = False) -> Answer:
+def knn(
+    candidates: Sequence[Candidate], *, multi_label: bool = False, exponent: float = 1.0
+) -> Answer:
     """Return the label with the largest sum of exp(similarity / TEMPERATURE).
 
     A tie goes to the label with the nearest example. Multi-label: every label with more than half
     of the weight. The temperature suits cosines: with scores of a smaller range this approaches
-    `vote`, with scores of a larger range `nearest_label`.
+    `vote`, with scores of a larger range `nearest_label`. The confidence is the share of the label;
+    `exponent` makes shares probabilities (`calibrated_exponent`).
     """
     ordered = _by_similarity(candidates)
     best = ordered[0].score if ordered else 0.0
     weights = [math.exp((one.score - best) / TEMPERATURE) for one in ordered]
-    return _elected(ordered, weights, multi_label)
+    return _elected(ordered, weights, multi_label, exponent)
+
+
+def with_means(found: Sequence[Candidate], means: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates and the class means, each of which counts in `knn` as `MEAN_COUNT`
+    examples of its similarity."""
+    more = TEMPERATURE * math.log(MEAN_COUNT)
+    return [*found, *(replace(one, score=one.score + more) for one in means)]
 
 
 VOTES: dict[str, Vote] = {
@@ -69,7 +81,12 @@ def _by_similarity(candidates: Sequence[Candidate]) -> list[Candidate]:
     return sorted(candidates, key=lambda one: -one.score)
 
 
-def _elected(ordered: Sequence[Candidate], weights: Sequence[float], multi_label: bool) -> Answer:
+def _elected(
+    ordered: Sequence[Candidate],
+    weights: Sequence[float],
+    multi_label: bool,
+    exponent: float = 1.0,
+) -> Answer:
     if not ordered:
         return no_label("no examples")
     sums, total = _summed(ordered, weights), math.fsum(weights)
@@ -77,7 +94,8 @@ def _elected(ordered: Sequence[Candidate], weights: Sequence[float], multi_label
         chosen = tuple(label for label, weight in sums.items() if 2 * weight > total)
         return Answer(", ".join(chosen), labels=chosen)
     label = max(sums, key=lambda one: sums[one])  # max returns the first of equals, the nearest
-    return Answer(label, labels=(label,), confidence=sums[label] / total)
+    powers = math.fsum((one / sums[label]) ** exponent for one in sums.values())
+    return Answer(label, labels=(label,), confidence=1 / powers)
 
 
 def _summed(ordered: Sequence[Candidate], weights: Sequence[float]) -> Weights:

@@ -1,23 +1,24 @@
-"""Parsers of multiple choice by the rules of MMMU and ScienceQA.
+"""Parsers of multiple choice by the official rules of MMMU and ScienceQA, and MMMU's accuracy.
 
-MMMU's are those of `eval/eval_utils.py` in MMMU-Benchmark/MMMU.
+MMMU's rules are in `eval/eval_utils.py` of MMMU-Benchmark/MMMU.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from string import ascii_uppercase
 
-from bottega.parsing import ChoiceParser, find_stated_answers, strip_thinking
+from bottega.evaluation.metrics.metric import MeanScore
+from bottega.parsing import ChoiceParser, find_stated_answers, open_candidates, strip_thinking
 from bottega.parsing.answers import find_choice, normalize
-from bottega.parsing.choices import ENDS
+from bottega.parsing.choices import ENDS, open_forms
 from bottega.protocols import Parser
-from bottega.types import Answer, Completion, Query
+from bottega.types import Answer, Completion, Example, Query
 
+SUBJECT = "subject"
 MIN_WORDS = 6  # of a reply in which the text of an option counts
-
 THE_ANSWER = re.compile(r"The answer is ([A-Z])\b")
 
 Options = Mapping[str, str]
@@ -95,3 +96,41 @@ def _alone(text: str, options: Options) -> str | None:
         if chosen in map(normalize, (letter, *both)):
             return option
     return None
+
+
+class MMMUAccuracy(MeanScore):
+    """Accuracy by the official rules.
+
+    A choice must be the right option. An open answer is right if one of its candidates
+    (`open_candidates`) is the gold number to two decimals, or holds a gold text: "30" is not in
+    "300", but "gas" is in "gasoline".
+
+    `golds` maps query ids to all right answers of items with several. `random_fallback` affects
+    only the name: unparsable replies get a random choice, as in the official code; else they are
+    wrong, as in Cache-of-Thought.
+    """
+
+    def __init__(
+        self, golds: Mapping[str, Sequence[str]] | None = None, *, random_fallback: bool = False
+    ):
+        self.name = "mmmu_accuracy_random" if random_fallback else "mmmu_accuracy"
+        self._golds = golds or {}
+
+    def score(self, item: Example, answer: Answer, /) -> float:
+        if not answer.valid:
+            return 0.0
+        golds = self._golds.get(item.query.id or "", (item.answer,))
+        if item.query.choices:
+            return float(answer.text in golds)
+        return float(_is_open_match(answer.text, golds))
+
+
+def _is_open_match(reply: str, golds: Sequence[str]) -> bool:
+    right = [form for gold in golds for form in open_forms(gold)]
+    texts = [form for form in right if isinstance(form, str)]
+    return any(
+        any(gold in predicted for gold in texts)
+        if isinstance(predicted, str)
+        else predicted in right
+        for predicted in open_candidates(reply)
+    )

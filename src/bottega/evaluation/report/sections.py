@@ -19,7 +19,7 @@ from bottega.evaluation.metrics.metric import (
     macro_f1,
     mean,
 )
-from bottega.evaluation.metrics.vqa import Answerability
+from bottega.evaluation.metrics.open_answers import Answerability
 from bottega.evaluation.outcomes import ScoredAnswer, method_title
 from bottega.evaluation.report.runs import AnswerKey, Item, RecordedAnswer, StoredRun
 from bottega.evaluation.runs.paired import (

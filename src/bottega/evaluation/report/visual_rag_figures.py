@@ -55,8 +55,8 @@ class Efficiency:
     """Fewest retrieved demonstrations that match the best result of sampled ones (Fig. 4).
 
     `ratio` is `shots` / `many_shots`, `gain` the difference of their scores. If no number of shots
-    matches (`matched` is False), `shots` is that of the best retrieved result. Intervals are a
-    bootstrap over items, which repeats the choice of both numbers.
+    matches (`matched` is False), `shots` is the number of the best retrieved result. Intervals are
+    a bootstrap over items, which repeats the choice of both numbers.
     """
 
     method: str

@@ -165,8 +165,8 @@ class RunStore(AnswerStore):
     ) -> RunStore:
         """Open or create the run in a folder.
 
-        `settings` are those on which the answers depend. Raises `SettingError` if the folder holds
-        a run with different ones.
+        The answers depend on the `settings`. Raises `SettingError` if the folder holds a run with
+        different ones.
         """
         make_out_folder(folder)
         store = cls(folder / FILE)

@@ -44,8 +44,8 @@ class MethodResult:
     `prompt_tokens`, `completion_tokens` and `cost_usd` are sums over the items. `n` counts answered
     items, `invalid` replies included. `failed` items (no answer from the endpoint) and `missing`
     items (budget spent before) are excluded from all other figures. Values are None without an
-    answer. `seconds` are those of this run alone; `also` holds the benchmark's further metrics and
-    the calibration error.
+    answer. `seconds` exclude earlier, interrupted runs; `also` holds the benchmark's further
+    metrics and the calibration error.
     """
 
     method: str

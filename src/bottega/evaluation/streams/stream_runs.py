@@ -42,8 +42,8 @@ class StreamSetup:
 
     `tiers` are ordered from cheapest to most expensive, the last one is the master. `corpus` holds
     the master's answers to the labelled questions; a warm start loads all of them, a cold start a
-    sample of `cold`. `orders` holds permutations of the item indices. `retrievals` are those of
-    the curves by name.
+    sample of `cold`. `orders` holds permutations of the item indices. `retrievals` maps names to
+    the retrieval methods of the curves.
     """
 
     data: Benchmark

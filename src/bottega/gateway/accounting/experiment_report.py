@@ -172,8 +172,8 @@ class VariantComparison:
 @dataclass(frozen=True)
 class ExperimentReport:
     """Report of one experiment. `requests` and `replayed` are numbers for the variants a and b.
-    Comparisons exclude replayed requests, except that of ratings; "agreement" is that of the pairs
-    that the rules decide, "undecided" the share of the others."""
+    Comparisons exclude replayed requests, but the comparison of ratings includes them. "agreement"
+    covers the pairs that the rules decide, "undecided" is the share of the other pairs."""
 
     experiment: str
     requests: tuple[int, int]

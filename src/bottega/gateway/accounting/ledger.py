@@ -15,6 +15,7 @@ import orjson
 
 from bottega._util.batch_writer import LoopWriter, OutageLog, WriterThread
 from bottega._util.postgres import PostgresPool
+from bottega._util.progress import plural
 from bottega._util.sql_tables import DatabaseTables, SqlDialect, SqlRow, dollars
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.ledger_database import (
@@ -255,7 +256,8 @@ class Ledger:
         self._writer.wake()
 
     def set_gate(self, namespace: str, retrieve: str, state: str) -> None:
-        """Store the state of a gate as JSON. `retrieve` is that of its samples. Does not block."""
+        """Store the state of a gate as JSON. `retrieve` is the retrieval method of its samples.
+        Does not block."""
         self._set_note(_gate_note(namespace, retrieve), state)
 
     def gate(self, namespace: str, retrieve: str) -> str | None:
@@ -407,7 +409,9 @@ class Ledger:
         # The thread has ended: rows added since then are written here.
         if not self._attempt(self.flush):
             self._rows.count_lost()
-            log.error("lost %d rows that could not be written to %s", self.lost, self._name)
+            log.error(
+                "lost %s that could not be written to %s", plural(self.lost, "row"), self._name
+            )
         with self._store_lock:
             self._store.close()
 
@@ -448,7 +452,7 @@ class Ledger:
         self._outage.failed("cannot write the ledger, requests continue: %s", error)
 
     def _log_recovery(self) -> None:
-        self._outage.ended("the ledger can be written again; %d rows were lost", self.lost)
+        self._outage.ended("the ledger can be written again; rows lost: %d", self.lost)
 
     def _is_prune_due(self) -> bool:
         return time.monotonic() - self._pruned_at > PRUNE_SECONDS

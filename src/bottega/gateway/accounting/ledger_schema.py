@@ -40,11 +40,11 @@ State = Literal["answered", "replayed", "passed_through", "failed", "shadow", "c
 @dataclass(slots=True)  # not frozen: a frozen instance takes three times as long to create
 class Entry:
     """Ledger entry of one request. `cost_usd` is None if the price is unknown; it includes
-    `dismissed_usd`, the cost of tiers whose answers were escalated. `similarity` is that of the
-    nearest example found, shown or not, None without a retrieval or a candidate. `variant` is that
-    of an experiment, such as "more-shots:b". `reason` states why this tier was selected, and why
-    the request failed or passed through. `time` is in unix seconds. `id` is set by stores that
-    several gateways share."""
+    `dismissed_usd`, the cost of tiers whose answers were escalated. `similarity` is the similarity
+    of the nearest example found, shown or not, None without a retrieval or a candidate. `variant`
+    is a variant of an experiment, such as "more-shots:b". `reason` states why this tier was
+    selected, and why the request failed or passed through. `time` is in unix seconds. `id` is set
+    by stores that several gateways share."""
 
     time: float
     request_id: Text
@@ -74,7 +74,7 @@ class ShadowSample:
     answer had demonstrations if `was_shown`. `retrieve` is the retrieval method, "none" if the
     question had no demonstrations. A `sampled` answer was served, and its question was drawn at
     random; the others were measured for the gate alone. `judge` is the version of the judge's
-    instruction, 0 if no judge was asked. `id` is that of an entry."""
+    instruction, 0 if no judge was asked. `id` is the id of an entry."""
 
     time: float
     request_id: Text
@@ -202,7 +202,7 @@ def daily_values(dialect: SqlDialect, row: str = "") -> str:
 
 def sums_since(dialect: SqlDialect) -> str:
     """Return a subquery of the sums since a moment: whole days come from the daily sums, the
-    partial first day from its entries. Parameters 1 to 3 are those of `since_values`."""
+    partial first day from its entries. `since_values` returns the parameters 1 to 3."""
     return (
         f"(SELECT {DAILY_SUMS.column_list} FROM gateway_daily_sums WHERE day >= ?1 UNION ALL"
         f" SELECT {daily_values(dialect)} FROM gateway_entries WHERE time >= ?2 AND time < ?3)"

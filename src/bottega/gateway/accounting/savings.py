@@ -25,7 +25,7 @@ NO_REQUESTS = ("shadow", "counted")  # states of what asks for no answer
 ZEROS = np.zeros(RESAMPLES + 1)
 # Up to this many master answers in a namespace each cost is read; above, only their sums.
 MAX_EXACT_COSTS = 2_000
-# Parameters 1 to 3 are those of `since_values`; aliases are not part of expressions, and sums have
+# `since_values` returns the parameters 1 to 3; aliases are not part of expressions, and sums have
 # explicit types: the queries run in SQLite and in PostgreSQL.
 NAMED = optional("namespace", 4)
 SELECT_SHADOWS = f"""

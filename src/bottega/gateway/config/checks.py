@@ -14,7 +14,7 @@ from bottega.gateway.config.gateway_settings import (
     is_server_url,
     sample_url,
 )
-from bottega.gateway.config.tier_settings import TierSettings
+from bottega.gateway.config.routing_settings import TierSettings
 from bottega.openai_api.request import SERVICE_TIER
 from bottega.recipes.cache_retrieval import WITHOUT_METRIC
 from bottega.reranking.selection import MAX_SHOWN

@@ -49,10 +49,10 @@ from bottega.gateway.config.gateway_settings import (
     reject_secrets,
 )
 from bottega.gateway.config.overrides import has_only_variant_options, read_variant
-from bottega.gateway.config.tier_settings import TierSettings
-from bottega.gateway.config.variant_settings import (
+from bottega.gateway.config.routing_settings import (
     ExperimentSettings,
     RouterSettings,
+    TierSettings,
     VariantCacheSettings,
     VariantSettings,
 )

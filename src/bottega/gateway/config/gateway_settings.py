@@ -15,20 +15,19 @@ from bottega._util.postgres import is_postgres_url
 from bottega._util.settings import FilePath, SettingPath, TextList
 from bottega._util.valkey import is_valkey_url
 from bottega.errors import SettingError
-from bottega.gateway.config.tier_settings import TierSettings
-from bottega.gateway.config.variant_settings import (
-    BY_QUESTION,
+from bottega.gateway.config.routing_settings import (
     Cosine,
     ExperimentSettings,
     Fraction,
     Retrieve,
     RouterSettings,
+    TierSettings,
     VariantSettings,
 )
 from bottega.knowledge.embedders.names import ALL_PARTS, BUNDLED, TEXT_ONLY, QueryPart, parts_read
 from bottega.knowledge.milvus.database import is_milvus_url
 from bottega.openai_api.transport import is_loopback
-from bottega.recipes.cache_retrieval import BY_IMAGE
+from bottega.recipes.cache_retrieval import BY_IMAGE, BY_QUESTION
 
 # Narrower than the pattern that redacts logs: a model may be named `key-frames`.
 SECRET = re.compile(
@@ -109,11 +108,11 @@ class CacheSettings:
     """[cache]: the examples of each namespace, in `file` or in a PostgreSQL `database`. `vectors`
     is a Milvus server with the search index of a database. `database_env` and `vectors_env` name
     environment variables with the URLs. `retrieve` "nearest" searches by `embed` alone; the other
-    names are those of `CacheRetrieval`, with `embed` for images, `embed_text` for texts and a fixed
-    number of `groups` of hashtags. No tier is shown examples less similar than `min_similarity`.
-    `max_characters` is the maximum length of a stored example. `open_namespaces` is the maximum
-    number of namespaces open at a time. With `reasoning`, all tiers are instructed to reason before
-    they answer; clients get the answers alone."""
+    names select a method of `CacheRetrieval`, with `embed` for images, `embed_text` for texts and a
+    fixed number of `groups` of hashtags. No tier is shown examples less similar than
+    `min_similarity`. `max_characters` is the maximum length of a stored example. `open_namespaces`
+    is the maximum number of namespaces open at a time. With `reasoning`, all tiers are instructed
+    to reason before they answer; clients get the answers alone."""
 
     file: FilePath | None = None
     database: str | None = None

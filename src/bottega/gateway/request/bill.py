@@ -318,8 +318,8 @@ class _PromptSums:
 
 @dataclass
 class _UsageSums:
-    """Decaying sums over the calls to one model. The tokens of `images` are those that the texts of
-    their prompts leave."""
+    """Decaying sums over the calls to one model. The tokens of `images` are the prompt tokens that
+    remain after the text of their prompts."""
 
     text: _PromptSums = field(default_factory=_PromptSums)
     images: _PromptSums = field(default_factory=_PromptSums)
@@ -333,7 +333,7 @@ class TokenEstimates:
     """Token estimates per model, corrected by the usage that its upstream has reported.
 
     `expected` is the estimate of the prompt's tokens from its characters and images, which fits
-    English; `image_tokens` are those of its images, whose true number differs by model. Prompts
+    English; `image_tokens` is the part for its images, whose true number differs by model. Prompts
     without images correct the text, the others the images. `non_ascii_bytes` are the UTF-8 bytes of
     the prompt's text outside ASCII. Byte-level tokenizers need at most one token per byte.
     """

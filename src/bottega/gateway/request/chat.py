@@ -14,6 +14,7 @@ from time import perf_counter
 import orjson
 
 from bottega._util.caching import CLIENT, LeaderFlight
+from bottega._util.progress import plural
 from bottega.errors import BottegaError, EmbeddingError, SettingError, StoreError
 from bottega.gateway.accounting.access import (
     ALL,
@@ -26,7 +27,7 @@ from bottega.gateway.accounting.access import (
     namespace_of,
 )
 from bottega.gateway.accounting.ledger_schema import Account
-from bottega.gateway.config.overrides import PREFIX, Overrides, read_overrides
+from bottega.gateway.config.overrides import PREFIX, Experiment, Overrides, read_overrides
 from bottega.gateway.errors import note_failure, unknown_key
 from bottega.gateway.ports import (
     HttpReply,
@@ -38,7 +39,6 @@ from bottega.gateway.ports import (
     headers_of,
 )
 from bottega.gateway.request.completion import Completer
-from bottega.gateway.request.experiments import Experiment
 from bottega.gateway.request.finalization import Finalizer
 from bottega.gateway.request.image_fetcher import check_passed_urls
 from bottega.gateway.request.jobs import (
@@ -301,8 +301,8 @@ class Gateway:
     async def _check_limits(self, account: Account) -> None:
         if (wait := await self.limiter.admit(account)) is not None:
             raise ApiError(
-                f"this key may send {account.requests_per_minute} requests per minute;"
-                f" the next one is admitted in {math.ceil(wait)} s",
+                f"this key may send {plural(account.requests_per_minute or 0, 'request')} per"
+                f" minute; the next one is admitted in {math.ceil(wait)} s",
                 status=429,
                 code="rate_limit_exceeded",
                 headers={

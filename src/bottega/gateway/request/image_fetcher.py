@@ -139,7 +139,7 @@ class ImageFetcher:
         except ImageError as error:
             raise _api_error(f"The URL has no usable image: {error}.", param) from error
         except TimeoutError as error:
-            message = f"The image was not fetched within {self._seconds:g} seconds."
+            message = f"The image was not fetched within {self._seconds:g} s."
             raise _api_error(message, param) from error
         # aiohttp raises ValueError for a malformed header or URL.
         except (aiohttp.ClientError, OSError, ValueError) as error:

@@ -248,8 +248,8 @@ def _fits(shown: Sequence[Candidate], request: ChatRequest, capabilities: TierCa
 def request_prompt(
     request: ChatRequest, images: Mapping[str, Image], shown: Sequence[Candidate]
 ) -> Prompt:
-    """Return the request with its demonstrations as a prompt. `images` are those of the request by
-    URL."""
+    """Return the request with its demonstrations as a prompt. `images` maps URLs to the images of
+    the request."""
     count = request.instruction_count
     messages = [_message(message, images) for message in request.messages]
     return Prompt((*messages[:count], *_demonstrations(request, shown), *messages[count:]))

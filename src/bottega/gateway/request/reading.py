@@ -65,7 +65,7 @@ DEFAULTS: Mapping[str, object] = {
     "spaces_between_special_tokens": True,
     "use_beam_search": False,
 }
-# Price lists have one price per model, which is that of these service tiers.
+# Price lists have one price per model. It applies to these service tiers.
 PLAIN_TIERS = (None, "auto", "default")
 
 MB = 1 << 20

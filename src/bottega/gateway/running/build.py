@@ -23,11 +23,10 @@ from bottega.gateway.apis.admin import admin_routes
 from bottega.gateway.apis.feedback import FeedbackEndpoint
 from bottega.gateway.config.config_file import tier_of_model
 from bottega.gateway.config.gateway_settings import MB, Config, LimitSettings
-from bottega.gateway.config.overrides import read_variant
+from bottega.gateway.config.overrides import Experiment, read_variant
 from bottega.gateway.request.cached_examples import Forget
 from bottega.gateway.request.chat import Gateway, ResponseCache
 from bottega.gateway.request.completion import Completer
-from bottega.gateway.request.experiments import Experiment
 from bottega.gateway.request.finalization import Finalizer
 from bottega.gateway.request.image_fetcher import ImageFetcher
 from bottega.gateway.request.reading import BudgetedRetriever, DecodeBudget, Fetch, Limits

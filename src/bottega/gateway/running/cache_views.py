@@ -15,7 +15,7 @@ from bottega._util.event_loops import BACKGROUND_LOOP
 from bottega._util.locations import StoreLocation
 from bottega.errors import SettingError, StoreBusyError, StoreReadOnlyError, store_errors
 from bottega.gateway.config.gateway_settings import CacheSettings, Config
-from bottega.gateway.config.variant_settings import Retrieve
+from bottega.gateway.config.routing_settings import Retrieve
 from bottega.knowledge import KnowledgeBase, TowerTokenEmbedder, View
 from bottega.knowledge.embedders.names import NOTE, earlier_photos, open_embedder, packaged_name
 from bottega.knowledge.records import DEFAULT, StoredView

@@ -22,7 +22,7 @@ from bottega.errors import BottegaError, EmbedderMismatchError, NotFoundError, S
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_schema import JUDGE_VERSION, ShadowSample
 from bottega.gateway.config.gateway_settings import Config, RouteSettings
-from bottega.gateway.config.variant_settings import BY_QUESTION, Retrieve
+from bottega.gateway.config.routing_settings import Retrieve
 from bottega.gateway.ports import RequestRecord, Tenant
 from bottega.gateway.request.completion import RequestDraftGenerator
 from bottega.gateway.request.reading import BudgetedExampleWriter, BudgetedRetriever, DecodeBudget
@@ -46,7 +46,7 @@ from bottega.pipeline import FixedRouter, Pipeline
 from bottega.prompting import InterleavedPrompter
 from bottega.protocols import Escalation, Retriever, Router, Tier
 from bottega.recipes import cache_of_thought, default_prompter, share_features
-from bottega.recipes.cache_retrieval import DraftModel
+from bottega.recipes.cache_retrieval import BY_QUESTION, DraftModel
 from bottega.recording import CacheRecorder
 from bottega.reranking import GatedReranker, TopKReranker
 from bottega.retrieval import EmptyTolerantRetriever, SameContextFilter, SharedRetriever
@@ -191,6 +191,7 @@ class NamespaceOpener:
             base = KnowledgeBase.open(
                 self.location.target,
                 self.retrievals.embed,
+                metric="cosine",  # the thresholds of routes and gates are plain cosines
                 capacity=cache.capacity,
                 evict=EVICTIONS[cache.evict]() if cache.capacity else None,
                 namespace=namespace,

@@ -21,6 +21,7 @@ from typing import Any
 
 import uvicorn
 
+from bottega._util.progress import plural
 from bottega.errors import SettingError
 from bottega.gateway.asgi import Admission
 from bottega.gateway.config.config_file import SECTIONS
@@ -225,7 +226,7 @@ class DrainingServer(uvicorn.Server):
             self.handle_exit(signal.SIGHUP, None)
 
     def _drain(self) -> None:
-        log.info("draining: %d requests in flight", self._admission.in_flight)
+        log.info("draining: %s in flight", plural(self._admission.in_flight, "request"))
         self._stop_listening()
         for connection in self.server_state.connections:
             if isinstance(connection, ClientConnection) and connection.cycle is not None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from starlette.routing import BaseRoute
 
+from bottega._util.batch_writer import OutageLog
 from bottega._util.tracing import Tracer
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import Accounts
@@ -69,6 +72,9 @@ class GatewayServer:
     app: Admission = field(init=False)
     inner: App = field(init=False)
     recorder: RequestRecorder = field(init=False)
+    _outages: defaultdict[str, OutageLog] = field(
+        default_factory=lambda: defaultdict(partial(OutageLog, log, logging.WARNING))
+    )
 
     def __post_init__(self) -> None:
         self.recorder = RequestRecorder(self.ledger, self.metrics, self.gateway.access, self.state)
@@ -149,20 +155,22 @@ class GatewayServer:
         try:
             await work
         except BottegaError as error:
-            log.warning("%s is not ready: %s", name, error)
-        except Exception:
-            log.exception("%s is not ready", name)
+            self._outages[name].failed("%s is not ready: %s", name, error)
+        except Exception as error:
+            self._outages[name].failed("%s is not ready", name, exc_info=error)
         else:
             return True
         return False
 
     async def _count(self) -> None:
+        outage = OutageLog(log, logging.WARNING)
         while True:
             try:
                 for name, count in (await asyncio.to_thread(self.tenants.counts)).items():
                     self.metrics.cache_entries(name, count)
+                outage.ended("the cache's examples are counted again")
             except BottegaError as error:  # closed in the meantime, or a failing disk
-                log.warning("counting the cache's examples failed: %s", error)
+                outage.failed("counting the cache's examples failed: %s", error)
             await asyncio.sleep(COUNT_SECONDS)
 
     async def _publish(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from bottega.errors import LoadError, SettingError, StoreError
 from bottega.gateway.config.gateway_settings import Config
-from bottega.gateway.config.tier_settings import TierSettings
+from bottega.gateway.config.routing_settings import TierSettings
 from bottega.gateway.ports import ServedTier, Tenant, TierCapabilities, Upstream
 from bottega.gateway.request.reading import DecodeBudget
 from bottega.gateway.request.upstreams import HttpUpstream, LocalUpstream, TimedUpstream

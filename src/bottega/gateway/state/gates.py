@@ -52,8 +52,8 @@ class SharedGates:
         self._tracked: dict[GateKey, _TrackedGate] = {}
 
     def open(self, namespace: str, retrieve: str) -> BenefitGate:
-        """Return the gate of a namespace with all samples so far; `retrieve` is that of a
-        `ShadowSample`. Blocks. Raises `StoreError`."""
+        """Return the gate of a namespace with all samples so far; `retrieve` is the retrieval
+        method of a `ShadowSample`. Blocks. Raises `StoreError`."""
         key = namespace, retrieve
         if key not in self._tracked:
             tracked = self._stored(key)

@@ -39,7 +39,7 @@ WHERE key = $1 AND epoch = gateway_epoch() AND expires > clock_timestamp()
 
 class PostgresLimits:
     """Token buckets and reservations in unlogged tables, which skip the write-ahead log. Spending
-    is that of the ledger in the same database."""
+    is read from the ledger in the same database."""
 
     def __init__(self, pool: PostgresPool) -> None:
         self._pool = pool

@@ -115,8 +115,8 @@ class _NotRepeatableError(Exception):
 
 
 def _fields(body: Body, sampled: bool) -> list[tuple[str, object]]:
-    """Return the fields sorted by name. Nested objects keep their order: that of a schema's
-    properties is that of the answer."""
+    """Return the fields sorted by name. Nested objects keep their order: answers have the order of
+    a schema's properties."""
     fields = {
         name: plain
         for name, value in body.items()

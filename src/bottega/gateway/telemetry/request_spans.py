@@ -12,8 +12,8 @@ from bottega.gateway.ports import RequestRecord, Scope
 
 @dataclass(frozen=True)
 class RequestSpans:
-    """Measurement of requests with a tracer, which their steps use, too. The attributes are those
-    of OpenTelemetry's conventions for HTTP servers and, as `bottega.*`, the fields of the log."""
+    """Measurement of requests with a tracer, which their steps use, too. The attributes follow
+    OpenTelemetry's conventions for HTTP servers; the fields of the log are added as `bottega.*`."""
 
     tracer: Tracer
 

@@ -34,7 +34,7 @@ FOOT = struct.Struct("<QI8s")  # header length, checksum of everything before th
 
 @dataclass(frozen=True)
 class SnapshotHeader:
-    """Origin of a saved index; `mark` is that of change `seq` (`SqliteRows.mark`)."""
+    """Origin of a saved index; `mark` is the random number of change `seq` (`SqliteRows.mark`)."""
 
     view: int
     fingerprint: str

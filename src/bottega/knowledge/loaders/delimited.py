@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
+from bottega._util.progress import plural
 from bottega.errors import LoadError, OnRowError
 from bottega.image import MAX_BYTES, path_text
 from bottega.knowledge.loaders.folders import (
@@ -139,7 +140,7 @@ def _rows(path: Path) -> Iterator[SourceRow]:
         if isinstance(fields, LoadError):
             yield source, fields
         elif any(fields) and (len(fields) < named or any(fields[len(names) :])):
-            expected = f"expected {len(names)} columns, got {len(fields)}"
+            expected = f"expected {plural(len(names), 'column')}, got {len(fields)}"
             yield source, LoadError(expected, hint="quote texts that contain the separator")
         elif any(fields):
             yield source, dict(zip(names, map(str.strip, fields), strict=False))

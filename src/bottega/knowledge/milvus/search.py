@@ -186,7 +186,7 @@ class MilvusSearch(PostgresSearch):
         prefix = f"bottega_{hashlib.sha256(row['name'].encode()).hexdigest()[:12]}_"
         self._drop_replaced(prefix)
         collection = MilvusCollection(
-            self._database, f"{prefix}{view.number}_{self._metric}", view.dimension, self._metric
+            self._database, f"{prefix}{view.number}_{self.metric}", view.dimension, self.metric
         )
         return CollectionState(collection, VectorCopy(self._rows, view, collection))
 

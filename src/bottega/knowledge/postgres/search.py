@@ -49,7 +49,7 @@ class PostgresSearch:
     ) -> None:
         self._rows = rows
         self._views = views
-        self._metric: VectorMetric = metric
+        self.metric: VectorMetric = metric
         self._operator, self._operators = OPERATORS[metric]
         self._hnsw_above = hnsw_above
         self._compared_above = FILTER_FACTOR * hnsw_above  # maximum matches of a filter
@@ -193,7 +193,7 @@ class PostgresSearch:
     def _half_precision(self, vector: str, view: StoredView) -> str:
         """Return the SQL expression of a vector in half precision. For cosines the vector is
         normalized first, because the largest value of half precision is 65,504."""
-        if self._metric == "cosine":
+        if self.metric == "cosine":
             vector = f"l2_normalize({vector})"
         return f"({vector})::halfvec({view.dimension})"
 
@@ -233,14 +233,14 @@ class PostgresSearch:
         """Return the rows of the source that are nearest to the first parameter, by their vectors
         in single precision."""
         distance = f"vectors.vector {self._operator} $1::vector"
-        if self._metric == "cosine":  # a vector of zeros has the distance NaN: its similarity is 0
+        if self.metric == "cosine":  # a vector of zeros has the distance NaN: its similarity is 0
             distance = f"coalesce(nullif({distance}, 'NaN'), 1)"
         rows = self._rows.read(
             f"{with_clause}SELECT vectors.key, {distance} AS distance FROM {source}"
             f" ORDER BY distance, vectors.key LIMIT {limit}",
             *parameters.values,
         )
-        if self._metric == "cosine":
+        if self.metric == "cosine":
             return [SearchHit(row["key"], 1 - row["distance"]) for row in rows]
         return [SearchHit(row["key"], -row["distance"]) for row in rows]
 
@@ -296,7 +296,7 @@ class PostgresSearch:
         return bool(rows[0]["n"] > self._hnsw_above)
 
     def _index_name(self, view: StoredView) -> str:
-        return f"{vectors_table(view.number)}_hnsw_{self._metric}"
+        return f"{vectors_table(view.number)}_hnsw_{self.metric}"
 
     def _build(self, view: StoredView) -> None:
         with self._lock:

@@ -65,7 +65,7 @@ class FileSearch:
     ) -> None:
         self._rows = rows
         self._views = views
-        self._metric: VectorMetric = metric
+        self.metric: VectorMetric = metric
         self._hnsw_above = hnsw_above
         self._followers: dict[str, IndexFollower] = {}
         self._filters: LRUCache[Filter, ResolvedFilter] = LRUCache(MAX_FILTERS)
@@ -165,7 +165,7 @@ class FileSearch:
                 if by is None:
                     self._default = view.name
                 follower = self._followers.get(view.name) or IndexFollower(
-                    self._rows, view, self._metric, self._hnsw_above
+                    self._rows, view, self.metric, self._hnsw_above
                 )
                 self._followers[view.name] = follower
             return follower

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Protocol
 
+from bottega._util.batch_writer import OutageLog
 from bottega._util.caching import CLIENT, FairSemaphore
 from bottega._util.durable_files import lock_file
 from bottega._util.event_loops import for_each
@@ -116,13 +117,15 @@ class BatchRunner:
         while not self.store.exists:  # no client has used batches yet
             await self._wait()
         lock = await self._lock()
+        outage = OutageLog(log, logging.WARNING)
         try:
             while True:
                 self._wake.clear()
                 try:
                     await self._poll()
+                    outage.ended("batches can be read again")
                 except BottegaError as error:
-                    log.warning("batches cannot be read: %s", error)
+                    outage.failed("batches cannot be read: %s", error)
                 await self._wait()
         finally:
             await self._cancel_tasks()
@@ -141,11 +144,12 @@ class BatchRunner:
         await asyncio.to_thread(self.store.close)
 
     async def _lock(self) -> IO[bytes]:
+        outage = OutageLog(log, logging.WARNING)
         while True:
             try:
                 lock = await asyncio.to_thread(lock_file, self.folder / LOCK)
             except OSError as error:
-                log.warning("%s cannot be opened: %s", self.folder / LOCK, error.strerror)
+                outage.failed("%s cannot be opened: %s", self.folder / LOCK, error.strerror)
                 lock = None
             if lock is not None:
                 return lock

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from bottega._util.durable_files import os_errors
+from bottega._util.progress import plural
 from bottega.gateway.apis.batches.batch_records import LineError
 from bottega.gateway.apis.translation import encode_body
 
@@ -43,7 +44,7 @@ def read_lines(
         if not raw.strip():
             continue
         if len(lines) >= max_requests:
-            message = f"the file has more than {max_requests:,} requests; split it"
+            message = f"the file has more than {plural(max_requests, 'request', ',')}; split it"
             return lines, [LineError("too_many_requests", message, number)]
         found = _check_line(raw, number, endpoint, max_bytes, seen)
         if isinstance(found, LineError):

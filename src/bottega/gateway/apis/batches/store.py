@@ -15,6 +15,7 @@ from typing import IO, Any
 import orjson
 
 from bottega._util.durable_files import os_errors, replacement
+from bottega._util.progress import plural
 from bottega._util.sql_tables import TableSchema, storable_text
 from bottega._util.sqlite import transaction
 from bottega.gateway.apis.batches.batch_records import (
@@ -88,7 +89,7 @@ class BatchStore:
             if is_free:
                 raise storage_full(limit)
             hint = f"delete files (DELETE /v1/files/ID), or {WAIT_HINT}"
-            raise _too_many("files", f"{max_files:,} files", hint)
+            raise _too_many("files", plural(max_files, "file", ","), hint)
         return file
 
     def used_bytes(self, account: str) -> int:
@@ -169,9 +170,9 @@ class BatchStore:
             raise _unknown("file", file.id)
         if unfinished >= limit:
             hint = "wait until one has ended, or cancel one"
-            raise _too_many("batches", f"{limit:,} unfinished batches", hint)
+            raise _too_many("batches", plural(limit, "unfinished batch", ","), hint)
         if not is_free:
-            raise _too_many("batches", f"{max_batches:,} batches", WAIT_HINT)
+            raise _too_many("batches", plural(max_batches, "batch", ","), WAIT_HINT)
         return batch
 
     def batch(self, account: str, id: str) -> Batch:

@@ -1,14 +1,17 @@
-"""The command `bottega savings`."""
+"""The commands about the ledger of a gateway: `bottega savings`, `experiment` and `feedback`."""
 
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import asdict
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
 from bottega._util.progress import plural
+from bottega.cli.help import HelpCommand, command_group
 from bottega.cli.options import (
     DataFolder,
     Json,
@@ -18,7 +21,13 @@ from bottega.cli.options import (
     since_option,
 )
 from bottega.cli.output import clock, format_usd, note, print_json, print_table, say
+from bottega.gateway.accounting.experiment_report import (
+    MIN_VALUES,
+    SequentialEstimate,
+    experiment_report,
+)
 from bottega.gateway.accounting.ledger import Ledger
+from bottega.gateway.accounting.reports import read_feedback
 from bottega.gateway.accounting.savings import Route, Savings, SavingsEstimate
 from bottega.gateway.accounting.savings import savings as savings_of
 from bottega.routing.benefit_gate import AgreementRange
@@ -27,6 +36,17 @@ COLUMNS = (
     *("outcome", "requests", "share", "tokens in", "tokens out"),
     *("USD", "similarity", "seconds"),
 )
+experiment = command_group("Compare the variants of an experiment.")
+METRIC_NAMES = {
+    "agreement": "agreement with the master, decided pairs",
+    "undecided": "undecided comparisons",
+    "rating": "rating",
+    "failed": "share of failed requests",
+    "master": "share of the master",
+    "cost_usd": "USD per answer",
+    "seconds": "seconds per answer",
+}
+feedback = command_group("Read the feedback that clients have sent.")
 
 
 def savings(
@@ -48,7 +68,7 @@ def savings(
         print_json(found)
         return
     if found.routes:
-        _print(found)
+        _print_savings(found)
     elif namespace is not None or since is not None:
         say("no requests match the filters")
     else:
@@ -62,7 +82,7 @@ def savings(
         )
 
 
-def _print(found: Savings) -> None:
+def _print_savings(found: Savings) -> None:
     where = "" if found.namespace is None else f" in namespace {found.namespace!r}"
     answered = "" if found.answered == found.requests else f", {found.answered} answered"
     span = f"{clock(found.first or 0)} to {clock(found.last or 0)}"
@@ -162,3 +182,76 @@ def _money(figure: SavingsEstimate) -> str:
 def _share(found: AgreementRange) -> str:
     share = f"{found.least:.3f} to {found.most:.3f}" if found.undecided else f"{found.least:.3f}"
     return f"{share} [{found.low:.3f}, {found.high:.3f}]"
+
+
+@experiment.command(cls=HelpCommand)
+def report(
+    data: DataFolder = None,
+    database: SharedDatabase = None,
+    name: Annotated[
+        str | None,
+        Option("--experiment", help="Name of the experiment (default: the latest)."),
+    ] = None,
+    since: Annotated[float | None, since_option("requests")] = None,
+    json: Json = False,
+) -> None:
+    """Report quality, cost and latency of both variants, with always-valid intervals."""
+    with closing(Ledger(gateway_store(data, database), create=False)) as ledger:
+        found = experiment_report(ledger, name, since=since or 0.0)
+    if json:
+        print_json(found)
+        return
+    replayed = f", of which {found.replayed[0]} and {found.replayed[1]} were replayed"
+    say(
+        f"experiment {found.experiment!r}: {plural(found.requests[0], 'request')} of a,"
+        f" {found.requests[1]} of b{replayed if any(found.replayed) else ''}"
+    )
+    rows = [
+        (
+            METRIC_NAMES[one.metric],
+            _interval_text(one.a),
+            _interval_text(one.b),
+            _interval_text(one.difference, "+", n=False),
+        )
+        for one in found.comparisons
+        if one.a is not None or one.b is not None
+    ]
+    print_table(("mean, 95 % interval", "a", "b", "b - a"), rows)
+    note(
+        "the intervals are valid at all times, so the experiment may be stopped at any time;"
+        f" those of cost and seconds start at {MIN_VALUES} answers, later if few are costly"
+    )
+
+
+def _interval_text(
+    estimate: SequentialEstimate | None, sign: str = "", *, n: bool = True
+) -> str | None:
+    if estimate is None:
+        return None
+    value, low, high = (
+        None if number is None else f"{number:{sign}.4g}"
+        for number in (estimate.value, estimate.low, estimate.high)
+    )
+    interval = "no interval" if low is None else f"[{low}, {high}]"
+    return f"{value} {interval}" + (f" (n = {estimate.n})" if n else "")
+
+
+@feedback.command(cls=HelpCommand)
+def export(
+    data: DataFolder = None,
+    database: SharedDatabase = None,
+    namespace: OnlyNamespace = None,
+    since: Annotated[float | None, since_option("feedback")] = None,
+    corrections: Annotated[
+        bool, Option("--corrections", help="Only feedback with a corrected answer.")
+    ] = False,
+) -> None:
+    """Print ratings, corrections and comments as JSON lines, oldest first."""
+    count = 0
+    with closing(Ledger(gateway_store(data, database), create=False)) as ledger:
+        for one in read_feedback(ledger, namespace=namespace, since=since or 0.0):
+            if one.correction is not None or not corrections:
+                say(dumps(asdict(one), ensure_ascii=False))
+                count += 1
+    if not count:
+        note("no feedback matches; clients send it to POST /v1/feedback")

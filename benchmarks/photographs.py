@@ -1,0 +1,262 @@
+"""Accuracy, calibration and abstention of votes on photographs: python benchmarks/photographs.py
+SET ... [--embed photos,photos-both] [--per-class 2,5,20] [--foreign FOLDER] [--cache FOLDER]
+
+Each SET is a folder with train/CLASS/ and test/CLASS/. For every embedder and number of examples a
+class (and all), it compares on the same test photographs: the vote of ten by the plain cosine, the
+same under the fitted metric with class means, the metric that leave-one-out chooses, and a logistic
+regression tuned on the same vectors. The smaller numbers are drawn with three seeds. Nothing of the
+test photographs is used before the last step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also when run as a file
+
+from bottega import Image, load_image_folder
+from bottega.evaluation.methods.logistic import LogisticModel, select_c
+from bottega.evaluation.metrics.metric import Estimate, accuracy, paired_difference
+from bottega.knowledge.embedders.names import open_embedder
+from bottega.knowledge.fitted_vote import (
+    NEIGHBOURS,
+    Similarities,
+    VoteRule,
+    calibrated_exponent,
+    leave_one_out,
+    plain_leave_one_out,
+    sharpened,
+    similarities,
+)
+from bottega.knowledge.loaders.scan import scan_images
+from bottega.knowledge.metric import MEAN_COUNT, SHRINKAGE, Classes, FittedMetric, Scatter
+from bottega.knowledge.records import unit
+from bottega.protocols import Vectors
+from bottega.types import Query
+
+SHRINKAGES = (0.5, SHRINKAGE, 0.9)
+SEEDS = 3
+SURE = 0.8
+FALSE_ALARMS = 0.05
+BATCH = 64
+PLAIN = VoteRule(None, NEIGHBOURS)
+
+
+@dataclass(frozen=True)
+class Photographs:
+    """Vectors and classes of a set; classes are numbered alike in both parts."""
+
+    train: Vectors
+    classes: Classes
+    test: Vectors
+    gold: Classes
+
+    def part(self, each: int | None, seed: int) -> Photographs:
+        """Return the set with at most `each` examples a class."""
+        if each is None:
+            return self
+        rng = np.random.default_rng(seed)
+        rows = [
+            rng.permutation(np.flatnonzero(self.classes == label))[:each] for label in self.labels
+        ]
+        chosen = np.concatenate(rows)
+        return Photographs(self.train[chosen], self.classes[chosen], self.test, self.gold)
+
+    @property
+    def labels(self) -> range:
+        return range(int(self.classes.max()) + 1)
+
+
+@dataclass(frozen=True)
+class Named:
+    """Whether a method names each test photograph correctly, and its confidence in each."""
+
+    correct: NDArray[np.bool_]
+    confidence: Vectors
+
+    @classmethod
+    def of(cls, shares: Vectors, gold: Classes) -> Named:
+        return cls(shares.argmax(axis=1) == gold, shares.max(axis=1))
+
+    @property
+    def calibration_error(self) -> float:
+        bins = np.minimum((self.confidence * 10).astype(int), 9)
+        errors = [
+            (inside := bins == one).mean()
+            * abs(self.confidence[inside].mean() - self.correct[inside].mean())
+            for one in np.unique(bins)
+        ]
+        return float(sum(errors))
+
+    @property
+    def sure(self) -> tuple[float, float]:
+        """The share of answers with a confidence of at least 0.8, and how many of them are
+        right."""
+        chosen = self.confidence >= SURE
+        return float(chosen.mean()), float(self.correct[chosen].mean()) if chosen.any() else np.nan
+
+
+def read(folder: Path, spec: str, cache: Path | None) -> Photographs:
+    file = cache and cache / f"{folder.name}-{spec}.npz"
+    if file is None or not file.exists():
+        arrays: dict[str, Any] = {}
+        for part in ("train", "test"):
+            found = list(load_image_folder(folder / part, on_error=warn))
+            arrays[part] = np.concatenate(list(embedded([one.query for one in found], spec)))
+            arrays[f"{part} labels"] = np.array([one.answer for one in found])
+        if file is not None:
+            np.savez(file, allow_pickle=False, **arrays)
+    else:
+        arrays = dict(np.load(file))
+    names, classes = np.unique(arrays["train labels"], return_inverse=True)
+    gold = np.searchsorted(names, arrays["test labels"])
+    return Photographs(arrays["train"], classes, arrays["test"], gold)
+
+
+def warn(problem: Exception) -> None:
+    print(problem, file=sys.stderr)
+
+
+def embedded(queries: Sequence[Query], spec: str) -> Iterator[Vectors]:
+    embedder = open_embedder(spec)
+    for start in range(0, len(queries), BATCH):
+        yield embedder.embed(queries[start : start + BATCH])
+
+
+def vote(found: Similarities, data: Photographs, rule: VoteRule, exponent: float = 1.0) -> Named:
+    return Named.of(sharpened(found.shares(data.classes, rule), exponent), data.gold)
+
+
+def chosen_shrinkage(data: Photographs) -> float | None:
+    """Return the shrinkage that `bottega tune` would choose from the usual one, None for the plain
+    cosine."""
+    scatter = Scatter.of(data.train, data.classes)
+    nothing = np.zeros((len(data.train),) * 2, bool)
+    known = np.bincount(data.classes)[data.classes] > 1
+    correct: dict[float | None, Vectors] = {}
+    correct[None] = plain_leave_one_out(scatter, nothing).shares(data.classes, PLAIN)
+    for one in SHRINKAGES:
+        rule = VoteRule(one, NEIGHBOURS, MEAN_COUNT)
+        correct[one] = leave_one_out(scatter, one, nothing).shares(data.classes, rule)
+    right: dict[float | None, Any] = {
+        one: (shares.argmax(axis=1) == data.classes)[known] for one, shares in correct.items()
+    }
+    best = max(right, key=lambda one: right[one].sum())
+    gains = np.subtract(right[best], right[SHRINKAGE], dtype=float)
+    return best if gains.sum() > max(gains.std() * len(gains) ** 0.5, 2) else SHRINKAGE
+
+
+def logistic(data: Photographs) -> Named:
+    rows = unit(data.train)
+    model = LogisticModel(rows, data.classes, select_c(rows, data.classes, seed=0))
+    shares = model.probabilities(unit(data.test))
+    return Named(model.classes[shares.argmax(axis=1)] == data.gold, shares.max(axis=1))
+
+
+def compare(data: Photographs) -> tuple[dict[str, Named], float | None]:
+    """Return the methods on one set, and the chosen shrinkage."""
+    plain = similarities(None, data.test, data.train, data.classes)
+    methods = {"cosine": vote(plain, data, PLAIN)}
+    choice = chosen_shrinkage(data)
+    for name, shrinkage in (("fitted", SHRINKAGE), ("chosen", choice)):
+        metric = None
+        if shrinkage is not None:
+            metric = FittedMetric.fit(data.train, data.classes, shrinkage=shrinkage)
+        if metric is None or shrinkage is None:
+            methods[name] = methods["cosine"]
+            continue
+        exponent = calibrated_exponent(data.train, data.classes, shrinkage)
+        found = similarities(metric, data.test, data.train, data.classes)
+        methods[name] = vote(found, data, VoteRule(shrinkage, NEIGHBOURS, MEAN_COUNT), exponent)
+    return methods | {"logreg": logistic(data)}, choice
+
+
+def foreign_rejected(data: Photographs, foreign: Vectors) -> tuple[float, float]:
+    """Return the shares of foreign and of own test photographs whose nearest example by the plain
+    cosine is farther than for all but a twentieth of the examples."""
+    rows = unit(data.train)
+    own = rows @ rows.T
+    np.fill_diagonal(own, -1)
+    threshold = np.quantile(own.max(axis=1), FALSE_ALARMS)
+    far, near = ((unit(part) @ rows.T).max(axis=1) < threshold for part in (foreign, data.test))
+    return float(far.mean()), float(near.mean())
+
+
+def text(estimate: Estimate, sign: str = "") -> str:
+    return f"{estimate.value:{sign}.3f} [{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
+
+
+def run(
+    sets: Sequence[Path], specs: Sequence[str], sizes: Sequence[int], options: argparse.Namespace
+) -> None:
+    means: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for folder in sets:
+        for spec in specs:
+            whole = read(folder, spec, options.cache)
+            for each in (None, *sizes):
+                runs = [compare(whole.part(each, seed)) for seed in range(SEEDS if each else 1)]
+                report(folder.name, spec, each, runs, len(whole.gold))
+                size = "all" if each is None else str(each)
+                for name in runs[0][0]:
+                    values = [found[name].correct.mean() for found, _ in runs]
+                    kept = means.setdefault((spec, size), {}).setdefault(name, [])
+                    kept.append(float(np.mean(values)))
+            if options.foreign:
+                images = map(Image.open, scan_images(options.foreign).images)
+                queries = [Query("", (image,)) for image in images]
+                far, near = foreign_rejected(whole, np.concatenate(list(embedded(queries, spec))))
+                print(f"{folder.name} {spec}: rejects {far:.3f} of foreign, {near:.3f} of own")
+    print("\nmean over the sets")
+    for (spec, size), found in means.items():
+        line = ", ".join(f"{name} {np.mean(values):.3f}" for name, values in found.items())
+        print(f"{spec}, {size} a class: {line}")
+
+
+def report(
+    name: str,
+    spec: str,
+    each: int | None,
+    runs: Sequence[tuple[dict[str, Named], float | None]],
+    n: int,
+) -> None:
+    """Print the accuracies, and the differences of `fitted` and `chosen`, over all seeds."""
+
+    def correct(method: str) -> list[bool]:
+        return [bool(one) for found, _ in runs for one in found[method].correct]
+
+    print(f"\n{name}, {spec}, {each or 'all'} a class, n = {n} x {len(runs)}, chosen", end=" ")
+    print(", ".join(str(choice or "cosine") for _, choice in runs))
+    for method in runs[0][0]:
+        errors = np.mean([found[method].calibration_error for found, _ in runs])
+        share, right = np.nanmean([found[method].sure for found, _ in runs], axis=0)
+        print(
+            f"  {method:7} {text(accuracy(correct(method)))}  ECE {errors:.3f}"
+            f"  >= {SURE}: {share:.2f}, right {right:.3f}"
+        )
+    for ours, theirs in (("fitted", "cosine"), ("fitted", "logreg"), ("chosen", "logreg")):
+        difference = paired_difference(correct(ours), correct(theirs))
+        print(f"  {ours} - {theirs}: {text(difference, '+')}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("sets", nargs="+", type=Path)
+    parser.add_argument("--embed", default="photos")
+    parser.add_argument("--per-class", default="2,5,20")
+    parser.add_argument("--foreign", type=Path)
+    parser.add_argument("--cache", type=Path)
+    options = parser.parse_args()
+    sizes = [int(one) for one in options.per_class.split(",") if one]
+    run(options.sets, options.embed.split(","), sizes, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""Search under a fitted metric: an index in memory of transformed vectors, for every kind of
+store."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from threading import Lock
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image as Pillow
+
+from bottega._util.caching import LRUCache
+from bottega._util.executor import batched
+from bottega.errors import SettingError, StoreError
+from bottega.image import Image
+from bottega.knowledge.index.vector_index import FlatIndex
+from bottega.knowledge.metric import FittedMetric, metric_name
+from bottega.knowledge.records import Change, SearchHit, StoredView, View, unit
+from bottega.knowledge.search import ATTEMPTS, MAX_DELETED, ExampleCache, empty_error
+from bottega.knowledge.stores import RowStore, SearchScope, VectorSearch, labels_by_id
+from bottega.protocols import Vectors
+from bottega.types import IMAGE_QUESTION, Candidate, Example, Query
+
+PAGE = 2048
+CLASS_MEAN = "class mean"  # source of the examples that stand for class means
+MAX_ROWS = 4096  # queries, and class means, whose vectors are kept by the sha256 of their image
+
+
+@dataclass(frozen=True)
+class ClassSums:
+    """Sums (classes, d) of the unit vectors of each class; a class is a combination of labels.
+    `class_of` gives the class of each key."""
+
+    labels: Sequence[tuple[str, ...]]
+    sums: Vectors
+    class_of: Mapping[int, int]
+
+    @classmethod
+    def of(cls, rows: RowStore, view: int) -> Self:
+        labels = labels_by_id(rows)
+        number = {one: index for index, one in enumerate(dict.fromkeys(labels.values()))}
+        class_of: dict[int, int] = {}
+        sums = np.zeros((len(number), 0), np.float32)
+        for page in batched(labels, PAGE):
+            found = rows.vectors((keys := rows.keys(page)).values(), view)
+            classes = {key: number[labels[id]] for id, key in keys.items() if key in found}
+            if not classes:
+                continue
+            vectors = unit(np.stack([found[key] for key in classes]))
+            if not class_of:
+                sums = np.zeros((len(number), vectors.shape[1]), np.float32)
+            np.add.at(sums, list(classes.values()), vectors)
+            class_of |= classes
+        return cls(list(number), sums, class_of)
+
+    def means(self, without: Mapping[int, Vectors]) -> tuple[Vectors, NDArray[np.bool_]]:
+        """Return the means (classes, d) without these rows, and which classes have any."""
+        sums = self.sums.copy()
+        counts = np.bincount(list(self.class_of.values()), minlength=len(sums))
+        for key, vector in without.items():
+            if key in self.class_of:
+                sums[self.class_of[key]] -= unit(vector[None])[0]
+                counts[self.class_of[key]] -= 1
+        divisors = np.maximum(counts, 1).astype(np.float32)
+        return np.divide(sums, divisors[:, None], dtype=np.float32), counts > 0
+
+
+class FittedSearch:
+    """Search that compares the rows of one view under a fitted metric, and leaves other views, and
+    requests for the plain metric, to the search of the store.
+
+    The index transforms the stored vectors with the metric that this handle read when it was
+    opened, so no search ever compares vectors of two metrics. It follows the changes of all
+    processes.
+    """
+
+    def __init__(
+        self,
+        rows: RowStore,
+        plain: VectorSearch,
+        metric: FittedMetric,
+        view: int,
+        exponent: float = 1.0,
+    ) -> None:
+        self._rows, self._plain = rows, plain
+        self.exponent = exponent  # of the shares of a vote, to make them probabilities
+        self.fitted, self._view = metric, view
+        self._index: FlatIndex | None = None
+        self._keys: dict[str, int] = {}  # of indexed rows by id
+        self._seq = 0  # the last change that the index contains
+        self._recent = ExampleCache()
+        self._mean_rows: LRUCache[str, Vectors] = LRUCache(MAX_ROWS)
+        self._query_rows: LRUCache[str, Vectors] = LRUCache(MAX_ROWS)
+        self._sums: tuple[int, ClassSums] | None = None  # with the change up to which they are
+        self._lock = Lock()
+
+    @property
+    def metric(self) -> str:
+        return metric_name(self.fitted.shrinkage)
+
+    def view(self, by: str | None) -> tuple[StoredView, View]:
+        return self._plain.view(by)
+
+    def views(self) -> dict[str, View]:
+        return self._plain.views()
+
+    def check_filled(self, by: str | None) -> None:
+        self._plain.check_filled(by)
+
+    def vectors(self, ids: Sequence[str], by: str | None) -> Vectors:
+        return self._plain.vectors(ids, by)
+
+    def neighbours(self, ids: Sequence[str], k: int, by: str | None) -> list[list[SearchHit]]:
+        return self._plain.neighbours(ids, k, by)
+
+    def wait_for_indexes(self) -> None:
+        self._plain.wait_for_indexes()
+
+    def close_indexes(self) -> None:
+        with self._lock:
+            self._index = None
+            self._recent.clear()
+        self._plain.close_indexes()
+
+    def nearest(
+        self, vectors: Vectors, k: int, scope: SearchScope, excluded_for: Sequence[Query] | None
+    ) -> list[list[Candidate]]:
+        """Return the candidates of each vector, repeating the search if a hit was deleted."""
+        if scope.is_plain or self.view(scope.by)[0].number != self._view:
+            return self._plain.nearest(vectors, k, scope, excluded_for)
+        if vectors.shape[1:] != self.fitted.centre.shape:
+            raise SettingError(
+                f"vectors must have the shape (n, {len(self.fitted.centre)}), got {vectors.shape}",
+                hint="use the embedder of this knowledge base",
+            )
+        rows = self.fitted.transform(vectors)
+        for query, row in zip(excluded_for or (), rows, strict=False):
+            if len(query.images) == 1:
+                self._query_rows.put(query.images[0].sha256, row)
+        for _ in range(ATTEMPTS):
+            index = self._current()
+            own = None
+            if excluded_for is not None:
+                own = [self._rows.excluded_keys(query, scope.exclude) for query in excluded_for]
+            allowed = self._allowed(scope)
+            hits = index.search(rows, k, allowed=allowed, excluded=own)
+            candidates = self._candidates(hits, len(index))
+            if candidates is not None:
+                return candidates
+        raise StoreError(
+            f"examples of {self._rows.name} are deleted faster than a search can read them",
+            hint="repeat the search",
+        )
+
+    def class_means(
+        self, vectors: Vectors, excluded_for: Sequence[Query] | None
+    ) -> list[list[Candidate]]:
+        """Return for each vector the means of the classes, without the rows that a search for the
+        query excludes, with their cosines. The image of a mean only identifies its vector."""
+        sums = self._class_sums()
+        seen = self.fitted.transform(vectors)
+        found = []
+        queries: Sequence[Query | None] = excluded_for or [None] * len(seen)
+        for row, query in zip(seen, queries, strict=True):
+            excluded = set() if query is None else self._rows.excluded_keys(query, "same-image")
+            keys = excluded & sums.class_of.keys()
+            means, present = sums.means(self._rows.vectors(keys, self._view) if keys else {})
+            rows = self.fitted.transform_means(means)
+            scores = (rows @ row).tolist()
+            found.append(
+                [
+                    Candidate(self._mean_example(sums.labels[index], rows[index]), scores[index])
+                    for index in np.flatnonzero(present).tolist()
+                ]
+            )
+        return found
+
+    def _mean_example(self, labels: tuple[str, ...], row: Vectors) -> Example:
+        digest = sha256(row.tobytes()).digest()
+        image = Image.from_pillow(Pillow.frombytes("L", (len(digest), 1), digest))
+        self._mean_rows.put(image.sha256, row)
+        question = Query(IMAGE_QUESTION, (image,))
+        return Example(question, ", ".join(labels), labels, source=CLASS_MEAN)
+
+    def image_rows(self, sha256s: Collection[str]) -> tuple[dict[str, Vectors], dict[str, Vectors]]:
+        """Return the transformed vectors of stored images and recent queries, and those of recent
+        class means, by the sha256 of their image."""
+        means = {name: row for name in sha256s if (row := self._mean_rows.get(name)) is not None}
+        images = {name: row for name in sha256s if (row := self._query_rows.get(name)) is not None}
+        stored = self._rows.vectors_of_images(set(sha256s) - images.keys(), self._view)
+        images |= {name: self.fitted.transform(row[None])[0] for name, row in stored.items()}
+        return images, means
+
+    def _class_sums(self) -> ClassSums:
+        with self._lock:
+            last = self._rows.last_seq()
+            if self._sums is None or self._sums[0] != last:
+                self._sums = last, ClassSums.of(self._rows, self._view)
+            return self._sums[1]
+
+    def _allowed(self, scope: SearchScope) -> Collection[int] | None:
+        if scope.where is None and scope.within is None:
+            return None
+        ids = None if scope.where is None else set(self._rows.ids_where(scope.where))
+        if scope.within is not None:
+            ids = set(scope.within) if ids is None else ids.intersection(scope.within)
+        return self._rows.keys(ids or ()).values()
+
+    def _current(self) -> FlatIndex:
+        """Return the index with every change that any process has committed."""
+        with self._lock:
+            last = self._rows.last_seq()  # before the rows: a later change is applied again
+            if self._index is None or not self._catch_up(self._index, last):
+                self._keys, self._index = {}, FlatIndex(self.fitted.dimension, "cosine")
+                self._put(self._index, self._rows.ids_where())
+            self._seq = last
+            if not len(self._index):
+                raise empty_error(self._rows)
+            return self._index
+
+    def _catch_up(self, index: FlatIndex, last: int) -> bool:
+        """Apply the missing changes. Return False if the log has lost some of them."""
+        while self._seq < last:
+            changes = self._rows.example_changes_since(self._seq, PAGE)
+            # Read after the changes: another process may have pruned before they were read.
+            if self._seq < self._rows.pruned():
+                return False
+            self._put(index, dict.fromkeys(one.id for one in changes))
+            self._seq = changes[-1].seq if changes else last
+        return True
+
+    def _put(self, index: FlatIndex, ids: Iterable[str]) -> None:
+        """Replace the rows of these ids by those that are stored now."""
+        for page in batched(ids, PAGE):
+            keys = self._rows.keys(page)
+            found = self._rows.vectors(keys.values(), self._view)
+            changes = [
+                Change(0, old, None)
+                for id in page
+                if (old := self._keys.pop(id, None)) is not None and old not in found
+            ]
+            if found:
+                rows = self.fitted.transform(np.stack(list(found.values())))
+                changes += [Change(0, key, row) for key, row in zip(found, rows, strict=True)]
+            index.apply(changes)
+            self._keys |= {id: key for id, key in keys.items() if key in found}
+
+    def _candidates(self, hits: list[list[SearchHit]], living: int) -> list[list[Candidate]] | None:
+        """Return the candidates of the hits, or None if another process has deleted one."""
+        wanted = {hit.key for found in hits for hit in found}
+        examples = {key: self._recent[key] for key in wanted if key in self._recent}
+        if missing := wanted - examples.keys():
+            fetched = self._rows.by_keys(missing)
+            if len(fetched) < len(missing):
+                return None
+            self._recent.keep(fetched, limit=living + MAX_DELETED)
+            examples |= fetched
+        return [[Candidate(examples[hit.key], hit.score) for hit in found] for found in hits]

