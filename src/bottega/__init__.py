@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bottega.knowledge import (
         DualEmbedder,
         KnowledgeBase,
+        PhotoEmbedder,
         PixelEmbedder,
         SentenceEmbedder,
         TokenEmbedder,
@@ -74,6 +75,7 @@ __all__ = [
     "LabelParser",
     "Message",
     "OpenAIGenerator",
+    "PhotoEmbedder",
     "Pipeline",
     "PixelEmbedder",
     "PriceTable",
@@ -120,6 +122,7 @@ _NAMES = {
     "knowledge": (
         "DualEmbedder",
         "KnowledgeBase",
+        "PhotoEmbedder",
         "PixelEmbedder",
         "SentenceEmbedder",
         "TokenEmbedder",

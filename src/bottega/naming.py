@@ -19,7 +19,7 @@ from typing import Any, Self
 from bottega._util.drawings import is_photograph
 from bottega._util.native import WITH_TORCH, check_address_space
 from bottega.bundled import MODELS
-from bottega.bundled.efficientnet import LITE2, check_weights, weights_installed
+from bottega.bundled.efficientnet import EXTRA, LITE2, check_weights, weights_installed
 from bottega.bundled.photo_model import NETWORKS, PHOTOS, PHOTOS_LITE2, PHOTOS_MASTER
 from bottega.errors import DISTRIBUTION, SettingError, require_extra
 from bottega.generation import (
@@ -30,7 +30,7 @@ from bottega.generation import (
 )
 from bottega.generation.bundled_models import PhotographDispatcher
 from bottega.image import Image
-from bottega.knowledge.embedders.composite import tower_of
+from bottega.knowledge.embedders.composite import photo_embedder_of
 from bottega.knowledge.embedders.minilm import MINILM
 from bottega.knowledge.embedders.names import (
     BUNDLED,
@@ -40,9 +40,9 @@ from bottega.knowledge.embedders.names import (
     PIXELS,
     RAW_AVERAGE,
     joined_parts,
-    packaged_name,
     photo_tower,
 )
+from bottega.knowledge.embedders.photo_embedder import PHOTO_PARTS, PHOTOS_BOTH, default_photos
 from bottega.openai_api.endpoint import DEFAULT_BASE
 from bottega.protocols import Embedder, Generator
 
@@ -52,17 +52,17 @@ DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 REMOTE, COMPLETIONS = "openai:", "openai-completions:"
 WITHOUT_TORCH = (PIXELS, "words")
+RUNTIME = "onnxruntime"  # the module that computes the embedders of photographs
 EMBEDDERS = (
     "dual",
     BUNDLED,
-    PHOTOS,
-    PHOTOS_LITE2,
+    *PHOTO_PARTS,
     PHOTOS_AND_PIXELS,
     BY_KIND,
     MINILM,
     *WITHOUT_TORCH,
 )
-IMAGE_EMBEDDERS = (BUNDLED, PHOTOS, PHOTOS_LITE2, PHOTOS_AND_PIXELS, BY_KIND, PIXELS)
+IMAGE_EMBEDDERS = (BUNDLED, *PHOTO_PARTS, PHOTOS_AND_PIXELS, BY_KIND, PIXELS)
 JOINED_WEIGHTS = (0.2, 0.4, 0.6)  # of the pixels
 # The first model answers prompts with a photograph, the second one all other prompts.
 DISPATCHED = {f"{BUNDLED}:{BY_KIND}": (PHOTOS, "apprentice")}
@@ -78,14 +78,15 @@ SAMPLED = 16  # images sampled to select the defaults
 
 
 def default_embedder(images: Iterable[Image]) -> str:
-    """Return the name of the default embedder for these images: `photos` if most of the first
-    `SAMPLED` images are photographs and the extra `[photos]` is installed, else `bundled`."""
-    return PHOTOS if has_photos() and are_photographs(images) else BUNDLED
+    """Return the name of the default embedder for these images: `photos-both` (`photos` without
+    the weights of Lite2) if most of the first `SAMPLED` images are photographs and the extra
+    `[photos]` is installed, else `bundled`."""
+    return default_photos() if has_photos() and are_photographs(images) else BUNDLED
 
 
 def has_photos() -> bool:
     """Return whether the embedder `photos` is installed."""
-    return weights_installed() and find_spec("torch") is not None
+    return weights_installed() and find_spec(RUNTIME) is not None
 
 
 def are_photographs(images: Iterable[Image]) -> bool:
@@ -97,36 +98,34 @@ def are_photographs(images: Iterable[Image]) -> bool:
 def default_master(images: Iterable[Image]) -> str:
     """Return the name of the bundled model that answers without demonstrations where these images
     are photographs and the extra `[photos]` is installed, else `bundled`."""
-    return f"{BUNDLED}:{PHOTOS_MASTER}" if default_embedder(images) == PHOTOS else BUNDLED
+    return f"{BUNDLED}:{PHOTOS_MASTER}" if default_embedder(images) != BUNDLED else BUNDLED
 
 
 def image_embedders() -> tuple[str, ...]:
     """Return the packaged image embedders that this installation can load, joined ones at several
     weights."""
-    if find_spec("torch") is None:
-        return (PIXELS,)
+    bundled = (BUNDLED,) if find_spec("torch") is not None else ()
     joined = tuple(f"{PHOTOS_AND_PIXELS}:{weight}" for weight in JOINED_WEIGHTS)
-    photos = (PHOTOS, *joined) if weights_installed() else ()
-    lite2 = (PHOTOS_LITE2,) if weights_installed(LITE2) else ()
-    return BUNDLED, PIXELS, *photos, *lite2
+    photos = (PHOTOS, *joined) if has_photos() else ()
+    lite2 = (PHOTOS_LITE2, PHOTOS_BOTH) if photos and weights_installed(LITE2) else ()
+    return *bundled, PIXELS, *photos, *lite2
 
 
 def default_model(embedder: Embedder) -> str:
-    """Return the name of the bundled model with the vision tower of this embedder, else
+    """Return the name of the bundled model that can read the vectors of this embedder, else
     `bundled`."""
-    tower = tower_of(embedder)
-    name = tower and packaged_name(tower.fingerprint)
-    return f"{BUNDLED}:{name}" if name in (PHOTOS, PHOTOS_LITE2) else BUNDLED
+    photos = photo_embedder_of(embedder)
+    return f"{BUNDLED}:{photos.parts[0]}" if photos else BUNDLED
 
 
 def model_for(embed: str, benchmark: str = "") -> str:
     """Return the name of the simulated model of a benchmark that has one, else of the bundled model
-    with the vision tower of the embedder."""
+    that can read the vectors of the embedder."""
     simulated = f"simulated:{benchmark.partition(':')[0]}"
     if simulated == SIMULATED:
         return simulated
     photos = photo_tower(embed)
-    return f"{BUNDLED}:{photos}" if photos else BUNDLED
+    return f"{BUNDLED}:{PHOTO_PARTS[photos][0]}" if photos else BUNDLED
 
 
 def _prefix_cache_mb() -> int:
@@ -224,8 +223,8 @@ def check_model(spec: str) -> None:
 
 
 def check_embedder(spec: str) -> None:
-    """Raise `SettingError` for an invalid name, and `MissingDependencyError` if torch or weights
-    that the embedder needs are missing. No model is loaded."""
+    """Raise `SettingError` for an invalid name, and `MissingDependencyError` if packages that the
+    embedder needs are missing. No model is loaded."""
     if spec in WITHOUT_TORCH:
         return
     name = spec
@@ -235,14 +234,19 @@ def check_embedder(spec: str) -> None:
         raise SettingError(
             f"embedder is unknown, got {spec!r}",
             hint=suggestion(name.removeprefix(f"{BUNDLED}:"), EMBEDDERS)
-            + "use photos, photos-lite2, photos+pixels:WEIGHT, dual, bundled, words, minilm,"
-            " pixels, by-kind, a folder, or a hub id such as sentence-transformers/clip-ViT-B-32,"
-            " with :image, :text, :average or :raw-average appended",
+            + "use photos, photos-lite2, photos-both, photos+pixels:WEIGHT, dual, bundled, words,"
+            " minilm, pixels, by-kind, a folder, or a hub id such as"
+            " sentence-transformers/clip-ViT-B-32, with :image, :text, :average or :raw-average"
+            " appended",
         )
-    check_torch()
-    tower = PHOTOS if spec == BY_KIND else photo_tower(spec)
-    if tower is not None:
-        check_weights(NETWORKS[tower])
+    photos = PHOTOS if spec == BY_KIND else photo_tower(spec)
+    if photos is None or spec == BY_KIND:
+        check_torch()
+    if photos is not None:
+        for part in PHOTO_PARTS[photos]:
+            check_weights(NETWORKS[part])
+        require_extra(RUNTIME, "photos")
+        check_address_space()
 
 
 def check_text_embedder(spec: str) -> None:
@@ -329,16 +333,16 @@ def local_model(spec: str, trust_remote_code: bool = False) -> TransformersGener
 
 def embedder_note(default: str, images: Sequence[Image], command: str) -> str:
     """Return why these images have this embedder, and the command that sets another one."""
-    if default == PHOTOS:
-        return f"embedder photos: the images look like photographs; to change it: {command} NAME"
+    if default in PHOTO_PARTS:
+        return f"embedder {default}: the images look like photographs; to change it: {command} NAME"
     if not has_photos() and are_photographs(images):
         return (
             "the images look like photographs, which need another embedder: install"
-            f" {DISTRIBUTION}[{PHOTOS}], then run {command} photos"
+            f" {DISTRIBUTION}[{EXTRA}], then run {command} {PHOTOS_BOTH}"
         )
     return (
         "embedder bundled: the images do not look like photographs; if they are photographs:"
-        f" {command} photos"
+        f" {command} {default_photos()}"
     )
 
 

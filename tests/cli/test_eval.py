@@ -12,7 +12,7 @@ import orjson
 import pytest
 from PIL import Image
 
-from bottega.bundled.efficientnet import weights_installed
+from bottega.naming import has_photos
 from tests.cli.conftest import Run
 from tests.server import Server, ok, refuse
 
@@ -160,12 +160,12 @@ def test_demo_shows_handwriting_and_photographs(run: Run) -> None:
     done = run("demo", "--limit", 8, "--out", "page.html")
     assert done.code == 0
     parts = [line.split(":")[0] for line in done.out.splitlines() if line[0] != " "]
-    photographs = ["Photographs"] * weights_installed()
+    photographs = ["Photographs"] * has_photos()
     assert parts == ["Handwriting", *photographs, "page"]
     assert len(done.out.splitlines()) <= 15
     page = Path("page.html").read_text("utf-8")
     assert page.count("data:image/png;base64,") >= 6 * 8
-    assert ("CC BY 2.0" in page) == weights_installed()
+    assert ("CC BY 2.0" in page) == has_photos()
     assert "http" not in page.replace("http-equiv", "")
     assert "<script" not in page
 

@@ -11,11 +11,14 @@ import pytest
 from PIL import Image as Pillow
 
 import bottega.naming
-from bottega import __version__
-from bottega.bundled.efficientnet import weights_installed
-from bottega.errors import EmbeddingError
+from bottega import KnowledgeBase, __version__, load_image_folder
+from bottega.bundled.efficientnet import LITE2, weights_installed
+from bottega.errors import EmbedderMismatchError, EmbeddingError
+from bottega.knowledge.embedders.names import NOTE
+from bottega.knowledge.embedders.photo_embedder import default_photos
+from bottega.naming import has_photos
 from bottega.protocols import Embedder
-from tests.builders import solid_image
+from tests.builders import EarlierPhotos, solid_image
 from tests.cli.conftest import Run
 
 ONE = re.compile(r"(?<![\d.,])1 (?:[a-z-]+ )?(?!bytes|is |as )[a-z]+s\b")
@@ -267,20 +270,56 @@ def test_add_notes_why_the_embedder_was_chosen(run: Run, pets: Path) -> None:
 
 @pytest.mark.parametrize("installed", [False, True])
 def test_add_notes_photographs(run: Run, monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
-    if installed and not weights_installed():
+    if installed and not has_photos():
         pytest.skip("needs the extra [photos]")
-    monkeypatch.setattr(bottega.naming, "weights_installed", lambda: installed)
+    monkeypatch.setattr(bottega.naming, "has_photos", lambda: installed)
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
     for label in ("tabby", "pug"):
         Path("photos", label).mkdir(parents=True)
         photo = Pillow.fromarray(pixels).resize((90, 70), Pillow.Resampling.BICUBIC)
         photo.save(Path("photos", label, "1.jpg"), quality=len(label) * 15)
     added = run("add", "k.db", "photos")
-    wanted = "embedder photos: the images look like photographs; to change it: bottega reindex k.db"
+    wanted = f"embedder {default_photos()}: the images look like photographs; to change it: bottega"
     if not installed:
-        wanted = "install bottega-vlm[photos], then run bottega reindex k.db --embed photos"
+        wanted = "install bottega-vlm[photos], then run bottega reindex k.db --embed photos-both"
     assert added.err.count(wanted) == 1
-    assert f"(embedder: {'photos' if installed else 'bundled'})" in added.out
+    assert f"(embedder: {default_photos() if installed else 'bundled'})" in added.out
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "noted"),
+    [
+        ("tower-256 0123456789ab", None),  # of a base made in Python
+        ("tower-256 0123456789ab", "photos"),
+        ("photos-lite2 tower-256 0123456789ab", "photos-lite2"),
+        ("joined 0.3 (tower-256 0123456789ab) (pixels-1 hog8)", "photos+pixels:0.3"),
+    ],
+)
+def test_a_base_with_earlier_vectors_of_photographs_names_the_remedy(
+    run: Run, pets: Path, fingerprint: str, noted: str | None
+) -> None:
+    if not has_photos() or (noted == "photos-lite2" and not weights_installed(LITE2)):
+        pytest.skip("needs the extra [photos]")
+    with KnowledgeBase.open("old.db", EarlierPhotos(fingerprint)) as knowledge:
+        knowledge.add(load_image_folder(pets))
+        if noted is not None:
+            knowledge.set_note(NOTE, noted)
+    assert run("stats", "old.db").code == 0
+    remedy = f"bottega reindex old.db --embed {default_photos()}"
+    for command in (
+        ("classify", "old.db", "query.jpg", "--method", "knn"),
+        ("classify", "old.db", "query.jpg", "--method", "knn", "--embed", "photos"),
+        ("add", "old.db", pets),
+    ):
+        refused = run(*command)
+        assert refused.code == 1, command
+        assert [remedy in line for line in refused.err.splitlines()].count(True) == 1
+    with pytest.raises(EmbedderMismatchError) as raised:
+        KnowledgeBase.open("old.db")
+    assert remedy.replace("old.db", "FILE") in raised.value.hint
+    assert run(*remedy.split()[1:]).code == 0
+    assert "leaf" in run("classify", "old.db", "query.jpg", "--method", "knn").out
+    assert f"(embedder: {default_photos()})" in run("add", "old.db", pets).out
 
 
 def test_the_embedder_of_the_file_is_reused(run: Run, pets: Path) -> None:

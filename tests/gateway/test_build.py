@@ -20,10 +20,15 @@ from bottega.gateway.accounting.ledger_schema import FILE
 from bottega.gateway.config.config_file import parse_config
 from bottega.gateway.config.gateway_settings import KeySettings
 from bottega.gateway.running.build import build
+from bottega.gateway.running.cache_views import cache_location
 from bottega.gateway.running.server import GatewayServer
+from bottega.knowledge import KnowledgeBase
+from bottega.knowledge.embedders.names import NOTE
+from bottega.naming import has_photos
 from bottega.reranking import GatedReranker
 from bottega.routing import BudgetRouter, CoverageRouter
 from bottega.types import Candidate, Example, Query
+from tests.builders import EarlierPhotos, solid_image
 from tests.gateway.gateways import ENVIRONMENT, ask, gateway_config, run_gateway
 from tests.server import Server, ok, reply
 
@@ -217,6 +222,18 @@ def test_embedder_mismatch_is_reported(endpoint: Server, tmp_path: Path) -> None
     ) as error:
         build(other, ENVIRONMENT)
     assert "reindex" in error.value.hint
+
+
+@pytest.mark.skipif(not has_photos(), reason="needs the extra [photos]")
+def test_a_cache_with_earlier_vectors_of_photographs_is_reported(tmp_path: Path) -> None:
+    config = gateway_config(tmp_path, "http://localhost:9/v1", embed="photos")
+    file = cache_location(config)
+    with KnowledgeBase.open(file.target, EarlierPhotos("tower-256 0123456789ab")) as cache:
+        cache.add([Example(Query("What?", (solid_image(1),)), "a shade")])
+        cache.set_note(NOTE, "photos")
+    with pytest.raises(SettingError, match="was filled with 'tower-256") as error:
+        build(config, ENVIRONMENT)
+    assert error.value.hint == f"run bottega reindex {file} --embed photos"
 
 
 def test_keys_are_required_in_public_and_if_any_exist(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from aiohttp import web
 from PIL import Image as Pillow
 
 from bottega._util.drawings import is_photograph
-from bottega.bundled.efficientnet import weights_installed
 from bottega.gateway.accounting.ledger import Ledger
 from bottega.gateway.accounting.ledger_schema import FILE
 from bottega.gateway.accounting.savings import savings
@@ -26,6 +25,7 @@ from bottega.gateway.config.gateway_settings import Config, StateSettings
 from bottega.gateway.running.build import build
 from bottega.image import Image
 from bottega.knowledge.embedders.names import open_embedder
+from bottega.naming import has_photos
 from tests.gateway.gateways import ask, run_gateway
 from tests.gateway.helm_charts import render
 from tests.gateway.test_deploy import CHART, DEPLOY, chart_config
@@ -85,7 +85,7 @@ def served_at(config: Config, url: str, folder: Path) -> Config:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(not weights_installed(), reason="needs the extra [photos]")
+@pytest.mark.skipif(not has_photos(), reason="needs the extra [photos]")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_photographs_are_compared_and_the_apprentice_is_measured(
     endpoint: Server, tmp_path: Path, name: str

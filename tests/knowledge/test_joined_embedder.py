@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +12,16 @@ import pytest
 from bottega import KnowledgeBase
 from bottega.errors import EmbedderMismatchError, SettingError
 from bottega.knowledge import JoinedEmbedder, PixelEmbedder, TowerEmbedder
-from bottega.knowledge.embedders.composite import tower_of
+from bottega.knowledge.embedders.composite import photo_embedder_of
 from bottega.knowledge.embedders.names import (
     joined_parts,
     open_embedder,
     packaged_name,
     photo_tower,
 )
+from bottega.knowledge.records import unit
 from bottega.naming import check_embedder, default_model
+from bottega.protocols import Vectors
 from bottega.types import Example, Query
 from tests.knowledge.test_embedders import noise, queries
 
@@ -76,10 +80,8 @@ def test_names_of_joined_embedders() -> None:
     assert joined_parts("photos+pixels") == ("photos", 0.3)
     assert joined_parts("photos+pixels:.25") == ("photos", 0.25)
     assert joined_parts("pixels") is joined_parts("words+pixels") is None
-    assert [photo_tower(name) for name in ("photos", "photos-lite2+pixels:0.5")] == [
-        "photos",
-        "photos-lite2",
-    ]
+    names = ("photos", "photos-lite2+pixels:0.5", "photos-both+pixels")
+    assert [photo_tower(name) for name in names] == ["photos", "photos-lite2", "photos-both"]
     assert [photo_tower(name) for name in ("bundled+pixels", "pixels")] == [None, None]
 
 
@@ -96,8 +98,37 @@ def test_a_misspelt_joined_name_has_a_suggestion() -> None:
     assert "did you mean photos+pixels?" in raised.value.hint
 
 
-def test_the_tower_is_found_inside_a_joined_embedder() -> None:
-    embedder = joined()
-    assert tower_of(embedder) is embedder.first
-    assert tower_of(PixelEmbedder()) is None
-    assert default_model(embedder) == "bundled"
+def test_other_embedders_contain_no_vectors_of_photographs() -> None:
+    assert photo_embedder_of(joined()) is None
+    assert photo_embedder_of(PixelEmbedder()) is None
+    assert default_model(joined()) == "bundled"
+
+
+@dataclass(frozen=True)
+class RawEmbedder:
+    """Embedder whose vectors keep their lengths."""
+
+    vectors: Vectors
+    fingerprint: str = "raw"
+
+    @property
+    def dimension(self) -> int:
+        return len(self.vectors[0])
+
+    def embed(self, queries: Sequence[Query]) -> Vectors:
+        return self.vectors
+
+
+def test_the_first_part_keeps_its_lengths() -> None:
+    """The cosine is the same at any length; an image without features is known by its pixels."""
+    raw = RawEmbedder(np.array([[3, 0, 4], [0.1, 0, 0], [0, 0, 0]], np.float32))
+    pixels, embedder = PixelEmbedder(), JoinedEmbedder(raw, PixelEmbedder(), 0.3)
+    rows = embedder.embed(queries(1, 2, 3))
+    assert np.allclose(embedder.first_part(rows), raw.vectors, atol=1e-6)
+    expected = 0.7 * unit(raw.vectors) @ unit(raw.vectors).T
+    similar = pixels.embed(queries(1, 2, 3))
+    expected += 0.3 * similar @ similar.T
+    expected[2, :2] = expected[2, :2] / np.sqrt(0.3)
+    expected[:2, 2] = expected[2, :2]
+    expected[2, 2] = 1
+    assert np.allclose(unit(rows) @ unit(rows).T, expected, atol=1e-5)

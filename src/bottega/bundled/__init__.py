@@ -9,7 +9,6 @@ from bottega.errors import ModelLoadError
 
 # Parts of the bundled model's hidden vector that embedders read.
 CLASS_FEATURES = slice(0, 80)  # of an image: close for images of one class
-PHOTO_FEATURES = slice(0, 256)  # the same for the photograph models
 PHOTO_OPENING = 482  # set for the first token of a prompt of the photograph models
 TOKEN_IDENTITY = slice(159, 223)  # of a token
 TOKEN_CONCEPTS = (slice(134, 158), slice(329, 345))  # of a token: its name, topic or rule

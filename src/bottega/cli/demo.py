@@ -14,8 +14,6 @@ from typer import Option
 from bottega import __version__
 from bottega._util.locations import StoreLocation
 from bottega._util.progress import plural
-from bottega.bundled.efficientnet import weights_installed
-from bottega.bundled.photo_model import PHOTOS
 from bottega.cli.components import open_prices, open_recorder
 from bottega.cli.options import Json, Seed, TraceFile
 from bottega.cli.output import check_output, note, print_json, say, warn
@@ -30,7 +28,8 @@ from bottega.evaluation.report.explanation import DemoPart, render_demo
 from bottega.evaluation.runs.paired import PairedDifference, ScoredRun, paired_differences
 from bottega.evaluation.runs.runner import DemonstrationRecorder, MethodResult, RunState
 from bottega.knowledge.embedders.names import BUNDLED
-from bottega.naming import default_embedder, open_model
+from bottega.knowledge.embedders.photo_embedder import default_photos
+from bottega.naming import default_embedder, has_photos, model_for, open_model
 from bottega.recipes import Classifier
 
 TITLE = "Bottega demo: Visual RAG"
@@ -57,7 +56,7 @@ class DemoDataset:
 
     @property
     def model(self) -> str:
-        return f"{BUNDLED}:{PHOTOS}" if self.embed == PHOTOS else BUNDLED
+        return model_for(self.embed)
 
 
 def demo(
@@ -112,9 +111,9 @@ def _datasets(
     )
     handwriting = "handwritten digits of scikit-learn, not used in training"
     datasets = [DemoDataset("Handwriting", handwriting, digits, BUNDLED)]
-    if weights_installed():
+    if has_photos():
         tiles = load_benchmark("tiles", seed=seed, limit=limit, per_class=kb_per_class)
-        datasets.append(DemoDataset("Photographs", LICENCES, tiles, PHOTOS))
+        datasets.append(DemoDataset("Photographs", LICENCES, tiles, default_photos()))
     return datasets
 
 

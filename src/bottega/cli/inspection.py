@@ -15,6 +15,7 @@ from typer import Argument, Option
 from bottega._util.event_loops import run_closing
 from bottega._util.progress import plural
 from bottega.bundled import bundled_folder
+from bottega.bundled.efficientnet import EXTRA
 from bottega.bundled.photo_model import NETWORKS
 from bottega.cli.components import stored_traces, traces_option
 from bottega.cli.options import Json, KnowledgeFile, Namespace, RecordedTraces, since_option
@@ -301,8 +302,7 @@ def _bundled_models() -> Iterator[tuple[str, str, str]]:
     for name, (kind, description) in KINDS.items():
         folder = bundled_folder().parent / name
         size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-        network = NETWORKS.get(name)
-        more = f" and the extra [{network.extra}]" if network else ""
+        more = f" and the extra [{EXTRA}]" if name in NETWORKS else ""
         where = f"{size:.1f} MB, in this package{more}; see {folder / 'README.md'}"
         yield f"bundled:{name}", kind, f"{description}; {where}"
     for name, (for_photographs, for_others) in DISPATCHED.items():

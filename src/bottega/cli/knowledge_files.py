@@ -15,7 +15,13 @@ from bottega.evaluation.knowledge_rows import check_filled, chosen, embedder_spe
 from bottega.evaluation.methods.retrieval import OpenEmbedder
 from bottega.image import path_text
 from bottega.knowledge import KnowledgeBase, View
-from bottega.knowledge.embedders.names import BUNDLED, NOTE, note_of, packaged_name
+from bottega.knowledge.embedders.names import (
+    BUNDLED,
+    NOTE,
+    earlier_photos,
+    note_of,
+    packaged_name,
+)
 from bottega.knowledge.metric import SearchMetric
 from bottega.knowledge.records import DEFAULT, StoredView, check_name
 
@@ -116,7 +122,9 @@ def _mismatch_hint(file: StoreLocation, embed: str | None) -> Iterator[None]:
         yield
     except EmbedderMismatchError as error:
         hint = f"bottega reindex {file} embeds all examples again"
-        if embed is not None:
+        if (successor := earlier_photos(error.stored)) is not None:
+            hint = f"bottega reindex {file} --embed {successor} embeds all examples again"
+        elif embed is not None:
             with open_rows(file) as rows:
                 made = [one for one in rows.views().values() if one.fingerprint == error.stored]
                 try:

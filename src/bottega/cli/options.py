@@ -237,11 +237,11 @@ Embed = Annotated[
     str | None,
     Option(
         metavar="NAME",
-        help="Embedder: photos, photos-lite2, bundled, pixels, photos+pixels:WEIGHT (both, with "
-        "this weight of the pixels, default 0.3), words or minilm (of the question), dual (bundled "
-        "and words), or a sentence-transformers id or folder[:image|text|average] (default: the "
-        "embedder of the file, else photos for photographs if its extra is installed, else "
-        "bundled).",
+        help="Embedder: photos, photos-lite2, photos-both, bundled, pixels, photos+pixels:WEIGHT "
+        "(both, with this weight of the pixels, default 0.3), words or minilm (of the question), "
+        "dual (bundled and words), or a sentence-transformers id or folder[:image|text|average] "
+        "(default: the embedder of the file, else photos-both for photographs if its extra is "
+        "installed, else bundled).",
     ),
 ]
 PromptStyle = Annotated[str, field_option(RunConfig, "prompt")]

@@ -17,12 +17,12 @@ from PIL import Image as Pillow
 from PIL import ImageDraw
 from typer import Argument, Exit, Option
 
-from bottega.bundled.efficientnet import weights_installed
 from bottega.cli.console import Console
 from bottega.cli.options import CONFIG
 from bottega.cli.output import format_usd, note, say
 from bottega.errors import BottegaError, SettingError, needs_extra
 from bottega.image import Image
+from bottega.naming import has_photos
 
 if TYPE_CHECKING:
     from bottega.gateway.config.gateway_settings import Config
@@ -49,7 +49,7 @@ store = "images"
 DEMO_WITH_PHOTOGRAPHS = (
     DEMO.replace('"bundled:master"', '"bundled:by-kind-master"')
     .replace('"bundled"', '"bundled:by-kind"')
-    .replace("0.9", "0.75")  # photographs of one class are less similar than synthetic scenes
+    .replace("0.9", "0.85")  # photographs of one class are less similar than synthetic scenes
     + """
 [cache]
 embed = "by-kind"
@@ -197,7 +197,7 @@ def _chosen(target: str | None, file: Path | None, demo: bool) -> tuple[Config, 
         pipeline = load_pipeline(target)
         return config_of(pipeline, target), pipeline
     if demo:
-        text = DEMO_WITH_PHOTOGRAPHS if weights_installed() else DEMO
+        text = DEMO_WITH_PHOTOGRAPHS if has_photos() else DEMO
         return parse_config(text, "--demo"), None
     if file is None and not CONFIG.exists():
         raise SettingError(

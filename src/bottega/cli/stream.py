@@ -69,7 +69,7 @@ class StreamModels:
         Option(
             metavar="NAME",
             help="The small model; accepts the same names.",
-            show_default="bundled:photos with the embedder photos, else bundled",
+            show_default="bundled:photos with an embedder of photographs, else bundled",
         ),
     ] = None
 

@@ -82,7 +82,7 @@ def tune(
         Option(
             metavar="LIST",
             help="Embedders to compare with that of the file, comma-separated.",
-            show_default="bundled, pixels and, with the extra [photos], photos and photos+pixels",
+            show_default="bundled, pixels and, with the extra [photos], those of photographs",
         ),
     ] = None,
     sample: Annotated[int, Option(min=2, help="Maximum number of images to classify.")] = SAMPLE,

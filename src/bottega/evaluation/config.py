@@ -125,8 +125,8 @@ class RunConfig:
     model: str | None = option(
         f"Model: {MODELS_HELP}",
         metavar="NAME",
-        show_default="bundled:photos or photos-lite2 with that embedder, simulated:codes for"
-        " codes, else bundled",
+        show_default="bundled:photos or photos-lite2 with an embedder of photographs,"
+        " simulated:codes for codes, else bundled",
     )
     trust_remote_code: bool = option(
         "Run the Python code that a model's folder or repository contains.",
@@ -134,12 +134,12 @@ class RunConfig:
         flags=("--trust-remote-code",),
     )
     embed: str | None = option(
-        "Embedder: photos, bundled, pixels, photos+pixels:WEIGHT, or a "
+        "Embedder: photos, photos-both, bundled, pixels, photos+pixels:WEIGHT, or a "
         "sentence-transformers id or folder; with --retrieve text: words, minilm, or "
         "FOLDER:text; with --retrieve hybrid: bundled, or flmr: and a PreFLMR id or folder, "
         "with the options query_tokens=, choices= and instruction=.",
         metavar="NAME",
-        show_default="photos for photographs if its extra is installed, else bundled",
+        show_default="photos-both for photographs if its extra is installed, else bundled",
     )
     retrieve: str = option(
         "Retrieval method: image (by --embed), text (by --embed-text), dual (by both), "

@@ -9,7 +9,7 @@ from bottega._util.locations import StoreLocation
 from bottega._util.progress import plural
 from bottega.errors import EmptyKnowledgeBaseError, SettingError, StoreError
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.embedders.names import note_of, packaged_name
+from bottega.knowledge.embedders.names import earlier_photos, note_of, packaged_name
 from bottega.knowledge.records import DEFAULT, StoredView
 
 MAX_NAMED = 5
@@ -82,6 +82,8 @@ def embedder_spec(knowledge: KnowledgeBase, view: StoredView) -> str:
         return name
     if (noted := knowledge.note(note_of(view))) is not None:
         return noted
+    if (earlier := earlier_photos(view.fingerprint)) is not None:
+        return earlier  # opening the file raises the error that names the remedy
     raise StoreError(
         f"the embedder {view.fingerprint!r} of the view {view.name!r} is unknown",
         hint="set --embed if sentence-transformers can load it, or use Python",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 WARNING = (
     "this bundled model cannot read photographs: its vision was trained on 64 x 64 synthetic"
     " images; {install}run bottega reindex K.db --embed photos, or set --model bundled:photos (in"
-    " Python bundled('photos') and TowerEmbedder.photos()), or use a larger vision-language model"
+    " Python bundled('photos') and PhotoEmbedder()), or use a larger vision-language model"
 )
 
 
@@ -83,7 +83,6 @@ class PhotoGenerator(TransformersGenerator):
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         super().__init__(model, **options)
-        self.folder = Path(self._source)
         self._sources: tuple[FeatureSource, ...] = ()
 
     def set_feature_sources(self, *sources: FeatureSource) -> None:
@@ -107,9 +106,9 @@ def bundled(
     """Return a bundled model as a generator. `bundled("apprentice")` learns from demonstrations;
     `bundled("master")` also knows digits and the English words for scenes; `bundled("photos")`
     learns from demonstrations with photographs, and `bundled("photos-master")` names ImageNet's
-    1,000 classes; both need the extra `[photos]`. `bundled("photos-lite2")` has a larger network
-    than `photos` and needs the extra `[photos-lite2]`. The models are so small that a second thread
-    slows them down. Raises `ModelLoadError` for an unknown name."""
+    1,000 classes; `bundled("photos-lite2")` has a larger network than `photos`. These need the
+    extra `[photos]`. The models are so small that a second thread slows them down. Raises
+    `ModelLoadError` for an unknown name."""
     kind = PhotoGenerator if name in NETWORKS else BundledGenerator
     return kind(
         bundled_folder(name),

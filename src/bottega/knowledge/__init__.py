@@ -9,6 +9,7 @@ from bottega.knowledge.embedders.bundled_tower import (
 )
 from bottega.knowledge.embedders.composite import DualEmbedder, JoinedEmbedder
 from bottega.knowledge.embedders.flmr import FlmrEmbedder
+from bottega.knowledge.embedders.photo_embedder import PhotoEmbedder
 from bottega.knowledge.embedders.pixel_embedder import PixelEmbedder
 from bottega.knowledge.embedders.sentence import MultiVectorEncoderEmbedder, SentenceEmbedder
 from bottega.knowledge.eviction import (
@@ -48,6 +49,7 @@ __all__ = [
     "LeastRecentlyUsedEviction",
     "LeastSavingsEviction",
     "MultiVectorEncoderEmbedder",
+    "PhotoEmbedder",
     "PixelEmbedder",
     "Problem",
     "RandomEviction",

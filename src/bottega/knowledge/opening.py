@@ -10,7 +10,12 @@ from typing import get_args
 from bottega._util.postgres import postgres_url
 from bottega.errors import EmbedderMismatchError, SettingError, StoreError
 from bottega.image import path_text
-from bottega.knowledge.embedders.names import note_of, open_embedder, packaged_name
+from bottega.knowledge.embedders.names import (
+    earlier_photos,
+    note_of,
+    open_embedder,
+    packaged_name,
+)
 from bottega.knowledge.metric import SearchMetric
 from bottega.knowledge.records import View, is_text
 from bottega.knowledge.sqlite.rows import SqliteRows
@@ -42,6 +47,8 @@ def named_mismatch(error: EmbedderMismatchError) -> EmbedderMismatchError:
     stored, given = (packaged_name(one) or one for one in (error.stored, error.given))
     omit = "" if stored == error.stored else f"omit embed= to open it with {stored}, or "
     hint = f"{omit}build a new file with {given}"
+    if (successor := earlier_photos(error.stored)) is not None:
+        hint = f"embed the examples again: bottega reindex FILE --embed {successor}"
     return EmbedderMismatchError(error.stored, error.given, hint=hint)
 
 
@@ -76,7 +83,9 @@ def stored_views(path: str | Path, namespace: str) -> dict[str, View]:
         check_finished(rows)
         stored = rows.views()
         names = {
-            name: packaged_name(view.fingerprint) or rows.note(note_of(view))
+            name: packaged_name(view.fingerprint)
+            or rows.note(note_of(view))
+            or earlier_photos(view.fingerprint)
             for name, view in stored.items()
         }
     unknown = [stored[name].fingerprint for name, spec in names.items() if spec is None]

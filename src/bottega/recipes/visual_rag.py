@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import get_args
+from typing import TypeAlias, get_args
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from bottega.bundled import PHOTO_OPENING
 from bottega.errors import EmptyKnowledgeBaseError, SettingError, check_count
 from bottega.generation.bundled_models import PhotoGenerator
 from bottega.knowledge import JoinedEmbedder, KnowledgeBase
-from bottega.knowledge.embedders.composite import tower_of, uncached
+from bottega.knowledge.embedders.composite import photo_embedder_of, uncached
+from bottega.knowledge.embedders.photo_embedder import match_vectors
 from bottega.knowledge.fitted_search import FittedSearch
 from bottega.knowledge.metric import MEAN_COUNT
 from bottega.parsing import LabelParser
@@ -37,6 +38,8 @@ from bottega.reranking import DemonstrationOrder, GatedReranker, TopKReranker
 from bottega.retrieval import DenseRetriever
 from bottega.routing.novelty_gate import AVERAGED, NoveltyGate
 from bottega.types import Candidate, Query, Sampling
+
+VectorSource: TypeAlias = Callable[[Collection[str]], dict[str, Vectors]]
 
 LABEL_TOKENS = 64
 # What the photograph model adds to the score of a demonstration, in nats, for its number at
@@ -116,20 +119,27 @@ def share_features(generator: Generator, knowledge: KnowledgeBase) -> bool:
     """Let the photograph model reuse image vectors of the knowledge base and its embedder.
 
     Where a metric was fitted, it reads vectors under that metric, whatever their embedder; the
-    query must have been searched. Else it uses the tower's part of joined vectors. Returns False,
-    and changes nothing, unless the generator is a photograph model, without a fitted metric one
-    with the same vision tower as the embedder.
+    query must have been searched. Else it uses the part of the vectors that its network computes.
+    Returns False, and changes nothing, unless the generator is a photograph model, without a
+    fitted metric one whose network computes such a part.
     """
     if not isinstance(generator, PhotoGenerator):
         return False
     if knowledge.fitted is not None:
         generator.set_feature_sources(partial(_fitted_features, knowledge.fitted))
         return True
-    embedder = knowledge.embedder()
-    tower = tower_of(embedder)
-    if tower is None or tower.folder != generator.folder:
+    photos, name = photo_embedder_of(knowledge.embedder()), generator.name.removeprefix("bundled:")
+    if photos is None or name not in photos.parts:
         return False
-    generator.set_feature_sources(tower.image_vectors, partial(_tower_vectors, knowledge))
+
+    def source(vectors: VectorSource) -> VectorSource:
+        return lambda sha256s: {
+            sha256: match_vectors(name, photos.features(row, name))
+            for sha256, row in vectors(sha256s).items()
+        }
+
+    stored = partial(_photo_vectors, knowledge)
+    generator.set_feature_sources(source(photos.image_vectors), source(stored))
     return True
 
 
@@ -149,8 +159,9 @@ def _feature(row: Vectors, flag: float) -> Vectors:
     return feature
 
 
-def _tower_vectors(knowledge: KnowledgeBase, sha256s: Collection[str]) -> dict[str, Vectors]:
-    """Return the tower's part of stored vectors, by the sha256 of the image."""
+def _photo_vectors(knowledge: KnowledgeBase, sha256s: Collection[str]) -> dict[str, Vectors]:
+    """Return the stored vectors of photographs, without the pixels' part, by the sha256 of the
+    image."""
     found = knowledge.image_vectors(sha256s)
     embedder = uncached(knowledge.embedder())
     if isinstance(embedder, JoinedEmbedder):

@@ -248,7 +248,7 @@ class StreamConfig:
         "Image embedder, as for eval.",
         "",
         metavar="NAME",
-        show_default="photos for photographs if its extra is installed, else bundled",
+        show_default="photos-both for photographs if its extra is installed, else bundled",
     )
     embed_text: str = option(
         "Text embedder: words, minilm or FOLDER:text.", "", metavar="NAME", show_default="words"

@@ -17,7 +17,7 @@ from bottega.errors import SettingError, StoreBusyError, StoreReadOnlyError, sto
 from bottega.gateway.config.gateway_settings import CacheSettings, Config
 from bottega.gateway.config.routing_settings import Retrieve
 from bottega.knowledge import KnowledgeBase, TowerTokenEmbedder, View
-from bottega.knowledge.embedders.names import NOTE, open_embedder, packaged_name
+from bottega.knowledge.embedders.names import NOTE, earlier_photos, open_embedder, packaged_name
 from bottega.knowledge.records import DEFAULT, StoredView
 from bottega.knowledge.tuned_settings import TunedSettings, tuned_settings
 from bottega.naming import EMBEDDERS
@@ -64,6 +64,8 @@ def check_cache(config: Config) -> None:
         stored, cache = next(iter(views), None), config.cache
         if stored is None or cache.retrieve != NEAREST:
             return
+        if earlier_photos(stored.fingerprint) is not None:
+            raise filled_with_error(config, stored.fingerprint)
         filled = base.note(NOTE) or packaged_name(stored.fingerprint)
         if filled in EMBEDDERS and cache.embed in EMBEDDERS and filled != cache.embed:
             raise filled_with_error(config, filled)
@@ -72,9 +74,10 @@ def check_cache(config: Config) -> None:
 def filled_with_error(config: Config, stored: str) -> SettingError:
     """Return the error for a file that the embedder with this name or fingerprint filled."""
     embed, file = config.cache.embed, cache_location(config)
+    other = "" if earlier_photos(stored) is not None else "set cache.embed to that one, or "
     return SettingError(
         f"{config.file}: cache.embed is {embed!r}, and {file} was filled with {stored!r}",
-        hint=f"set cache.embed to that one, or run bottega reindex {file} --embed {embed}",
+        hint=f"{other}run bottega reindex {file} --embed {embed}",
     )
 
 

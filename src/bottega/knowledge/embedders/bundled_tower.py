@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -12,17 +12,13 @@ from typing import Any, Self
 import numpy as np
 from PIL import Image as Pillow
 
-from bottega._util.caching import LRUCache
 from bottega._util.drawings import LEAST_SIDE, drawing_views
 from bottega.bundled import (
     CLASS_FEATURES,
-    PHOTO_FEATURES,
     TOKEN_CONCEPTS,
     TOKEN_IDENTITY,
     bundled_folder,
 )
-from bottega.bundled.efficientnet import fuse
-from bottega.bundled.photo_model import PHOTOS
 from bottega.errors import EmbeddingError
 from bottega.image import Image
 from bottega.knowledge.embedders.pixel_embedder import unit_images
@@ -31,7 +27,6 @@ from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 from bottega.types import Query
 
-MAX_RECENT = 1024  # images whose vectors are cached
 # Settings that change the tower's input pixels.
 PREPROCESSING = ("size", "image_mean", "image_std", "resample", "rescale_factor")
 TABLE = "embed_tokens.weight"
@@ -71,8 +66,6 @@ class TowerEmbedder:
             self._batch_size = batch_size
             self._features = features
             self._centred = centred
-            self._recent: LRUCache[str, Vectors] = LRUCache(MAX_RECENT)
-            self.folder = Path(folder)
             self._preprocessing = self._images.to_dict()
             self._side = max(self._preprocessing["size"].values())
             self.fingerprint = f"tower-{self.dimension} {self._digest()}"
@@ -88,42 +81,18 @@ class TowerEmbedder:
             plain_torch=True,
         )
 
-    @classmethod
-    def photos(cls, name: str = PHOTOS, *, batch_size: int = 1, threads: int | None = None) -> Self:
-        """Return the embedder of a photograph model: EfficientNet-Lite0 with ImageNet weights, or
-        Lite2 for `photos-lite2`.
-
-        Batches save no time on a CPU. Raises the errors of `bottega.bundled.bundled_folder`.
-        """
-        embedder = cls(
-            bundled_folder(name), features=PHOTO_FEATURES, batch_size=batch_size, threads=threads
-        )
-        fuse(embedder._model.vision_tower)
-        if name != PHOTOS:
-            embedder.fingerprint = f"{name} {embedder.fingerprint}"
-        return embedder
-
     @property
     def dimension(self) -> int:
         return int(self._features.stop - self._features.start)
 
     def embed(self, queries: Sequence[Query]) -> Vectors:
-        rows = unit_images(
+        return unit_images(
             queries,
             self._encode,
             dimension=self.dimension,
             at_least=max(self._side, LEAST_SIDE) if self._centred else self._side,
             batch_size=self._batch_size,
         )
-        for query, row in zip(queries, rows, strict=True):
-            if len(query.images) == 1:
-                self._recent.put(query.images[0].sha256, row)
-        return rows
-
-    def image_vectors(self, sha256s: Collection[str]) -> dict[str, Vectors]:
-        """Return the cached vectors of recently embedded images, by sha256."""
-        found = {sha256: self._recent.get(sha256) for sha256 in sha256s}
-        return {sha256: row for sha256, row in found.items() if row is not None}
 
     def cells(self, image: Image) -> Vectors:
         """Return (cells, channels) of the tower's last map with more than one cell."""

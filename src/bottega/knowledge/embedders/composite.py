@@ -9,18 +9,18 @@ import numpy as np
 
 from bottega._util.drawings import is_photograph
 from bottega.errors import EmbeddingError, SettingError
-from bottega.knowledge.embedders.bundled_tower import TowerEmbedder
+from bottega.knowledge.embedders.photo_embedder import PhotoEmbedder
 from bottega.knowledge.records import unit
 from bottega.protocols import Embedder, Vectors
 from bottega.types import Query
 
 
 class JoinedEmbedder:
-    """Embedder whose vectors are two unit vectors side by side.
+    """Embedder whose vectors are the vectors of two embedders side by side.
 
-    They are scaled by sqrt(1 - weight) and sqrt(weight), so the cosine of two joined vectors is
-    (1 - weight) times the first cosine plus `weight` times the second. The fingerprint contains the
-    weight. Raises `SettingError` unless 0 < weight < 1.
+    The cosine of two joined vectors is (1 - weight) times the first cosine plus `weight` times the
+    second. A joined vector has the length of its first part, so that part can be recovered. The
+    fingerprint contains the weight. Raises `SettingError` unless 0 < weight < 1.
     """
 
     def __init__(self, first: Embedder, second: Embedder, weight: float) -> None:
@@ -42,12 +42,14 @@ class JoinedEmbedder:
     def join(self, first: Vectors, second: Vectors) -> Vectors:
         """Return the joined vectors (n, dimension) of rows from both embedders."""
         ours, theirs = self._scales
-        rows: Vectors = np.concatenate([ours * unit(first), theirs * unit(second)], axis=-1)
+        lengths = np.linalg.norm(first, axis=-1, keepdims=True)
+        lengths[lengths == 0] = 1
+        rows: Vectors = np.concatenate([ours * first, theirs * lengths * unit(second)], axis=-1)
         return rows.astype(np.float32, copy=False)
 
     def first_part(self, rows: Vectors) -> Vectors:
-        """Return the first embedder's unit vectors from joined rows; exact up to rounding."""
-        return unit(rows[..., : self.first.dimension])
+        """Return the first embedder's vectors from joined rows; exact up to rounding."""
+        return rows[..., : self.first.dimension] / np.float32(self._scales[0])
 
 
 def uncached(embedder: Embedder) -> Embedder:
@@ -56,11 +58,12 @@ def uncached(embedder: Embedder) -> Embedder:
     return inner
 
 
-def tower_of(embedder: Embedder) -> TowerEmbedder | None:
-    """Return the vision tower whose vectors an embedder contains, None if there is none."""
+def photo_embedder_of(embedder: Embedder) -> PhotoEmbedder | None:
+    """Return the embedder of photographs whose vectors an embedder contains, None if there is
+    none."""
     embedder = uncached(embedder)
     first = uncached(embedder.first) if isinstance(embedder, JoinedEmbedder) else embedder
-    return first if isinstance(first, TowerEmbedder) else None
+    return first if isinstance(first, PhotoEmbedder) else None
 
 
 class DualEmbedder:

@@ -14,6 +14,12 @@ from bottega.knowledge.embedders.composite import (
     PhotographDispatchEmbedder,
 )
 from bottega.knowledge.embedders.minilm import FOLDER, MINILM, minilm_folder
+from bottega.knowledge.embedders.photo_embedder import (
+    PHOTO_PARTS,
+    PHOTOS_BOTH,
+    PhotoEmbedder,
+    default_photos,
+)
 from bottega.knowledge.embedders.pixel_embedder import PixelEmbedder
 from bottega.knowledge.embedders.sentence import SentenceEmbedder
 from bottega.knowledge.records import DEFAULT, StoredView
@@ -32,7 +38,7 @@ ALL_PARTS = TEXT_ONLY | IMAGE_ONLY
 TOWER, TOKENS = r"tower-80 \S+", r"tokens-\d+ \S+"
 PIXELS = "pixels"
 # First parts of a joined embedder; the second one is `pixels`.
-JOINABLE = (PHOTOS, PHOTOS_LITE2, BUNDLED)
+JOINABLE = (*PHOTO_PARTS, BUNDLED)
 PHOTOS_AND_PIXELS = f"{PHOTOS}+{PIXELS}"
 # Default weight of the pixels; accuracies at 0 to 0.4 differ by < 1 % (benchmarks/log).
 WEIGHT = 0.3
@@ -41,13 +47,15 @@ JOINED_FINGERPRINT = r"joined (\S+) \((.+)\) \((.+)\)"
 PACKAGED = {
     PIXELS: r"pixels-\d+ hog\d+ rgb\d+ dct\d+",
     BUNDLED: TOWER,
-    PHOTOS: r"tower-256 \S+",
-    PHOTOS_LITE2: rf"{PHOTOS_LITE2} tower-256 \S+",
+    PHOTOS: rf"{PHOTOS}-1280 \S+",
+    PHOTOS_LITE2: rf"{PHOTOS_LITE2}-1280 \S+",
+    PHOTOS_BOTH: rf"{PHOTOS_BOTH}-2560 \S+",
     "words": TOKENS,
     MINILM: rf"{FOLDER}@5076c6045d31 text unit",
     "dual": rf"dual \({TOWER}\) \({TOKENS}\)",
-    BY_KIND: rf"dual \(by-kind \(tower-256 \S+\) \({TOWER}\)\) \({TOKENS}\)",
+    BY_KIND: rf"dual \(by-kind \({PHOTOS}-1280 \S+\) \({TOWER}\)\) \({TOKENS}\)",
 }
+EARLIER_PHOTOS = "tower-256 "  # in fingerprints of embedders that stored projected features
 
 
 def packaged_name(fingerprint: str) -> str | None:
@@ -86,7 +94,15 @@ def photo_tower(spec: str) -> str | None:
     """Return the photograph embedder whose vectors an embedder contains, None if there is none."""
     joined = joined_parts(spec)
     name = joined[0] if joined else spec
-    return name if name in (PHOTOS, PHOTOS_LITE2) else None
+    return name if name in PHOTO_PARTS else None
+
+
+def earlier_photos(fingerprint: str) -> str | None:
+    """Return the name of the embedder that replaces an embedder of photographs of an earlier
+    version, None for other fingerprints."""
+    if EARLIER_PHOTOS not in fingerprint:
+        return None
+    return BY_KIND if "by-kind" in fingerprint else default_photos()
 
 
 def note_of(view: StoredView) -> str:
@@ -117,7 +133,7 @@ def average_parts(spec: str) -> tuple[str, bool]:
 
 
 def open_embedder(spec: str) -> Embedder:
-    """Return the embedder of a name: `photos`, `photos-lite2`, `bundled`, `pixels`,
+    """Return the embedder of a name: `photos`, `photos-lite2`, `photos-both`, `bundled`, `pixels`,
     `photos+pixels:WEIGHT`, `words`, `minilm`, `dual`, `by-kind`, or a sentence-transformers id
     or folder followed by `:image` (default), `:text`, `:average` or `:raw-average`. Blocks while it
     loads."""
@@ -134,8 +150,8 @@ def open_embedder(spec: str) -> Embedder:
         return DualEmbedder(open_embedder(BUNDLED), open_embedder("words"))
     if spec == BUNDLED:
         return TowerEmbedder.bundled(threads=1)
-    if spec in (PHOTOS, PHOTOS_LITE2):
-        return TowerEmbedder.photos(spec, threads=1)
+    if spec in PHOTO_PARTS:
+        return PhotoEmbedder(spec)
     if spec == BY_KIND:
         images = PhotographDispatchEmbedder(open_embedder(PHOTOS), open_embedder(BUNDLED))
         return DualEmbedder(images, open_embedder("words"))

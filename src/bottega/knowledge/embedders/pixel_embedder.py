@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 
 from bottega.errors import EmbeddingError
+from bottega.image import Image
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 from bottega.types import Query
@@ -37,28 +38,37 @@ def embed_images(
 
     Images are decoded a batch at a time, with at least `at_least` pixels a side.
     """
+
+    def vectors(images: Sequence[Image]) -> Vectors:
+        batches = [
+            images[start : start + batch_size] for start in range(0, len(images), batch_size)
+        ]
+        decoded = ([image.decode_for_model(at_least) for image in batch] for batch in batches)
+        return np.concatenate([encode(batch) for batch in decoded])
+
+    return mean_vectors(queries, vectors, dimension)
+
+
+def mean_vectors(
+    queries: Sequence[Query], vectors: Callable[[Sequence[Image]], Vectors], dimension: int
+) -> Vectors:
+    """Return (n, dimension), for each query the mean of the vectors of its images. `vectors`
+    computes those of all images."""
     for query in queries:
         if not query.images:
             raise EmbeddingError(
                 f"this embedder requires an image, got only the text {query.text!r}",
                 hint="add an image, or use a text embedder: SentenceEmbedder(model, mode='text')",
             )
-    counts = [len(query.images) for query in queries]
     images = [image for query in queries for image in query.images]
     if not images:
         return np.empty((0, dimension), np.float32)
-    vectors = np.concatenate(
-        [
-            encode(
-                [image.decode_for_model(at_least) for image in images[start : start + batch_size]]
-            )
-            for start in range(0, len(images), batch_size)
-        ]
-    )
+    rows = vectors(images)
     if len(images) == len(queries):
-        return vectors
+        return rows
+    counts = [len(query.images) for query in queries]
     starts = np.cumsum([0, *counts[:-1]])
-    sums = np.add.reduceat(vectors, starts, axis=0)
+    sums = np.add.reduceat(rows, starts, axis=0)
     return np.asarray(sums / np.array(counts)[:, None], np.float32)
 
 
