@@ -142,7 +142,9 @@ def chosen_shrinkage(data: Photographs) -> float | None:
     nothing = np.zeros((len(data.train),) * 2, bool)
     known = np.bincount(data.classes)[data.classes] > 1
     correct: dict[float | None, Vectors] = {}
-    correct[None] = plain_leave_one_out(scatter, nothing).shares(data.classes, PLAIN)
+    correct[None] = plain_leave_one_out(data.train, data.classes, nothing).shares(
+        data.classes, PLAIN
+    )
     for one in SHRINKAGES:
         rule = VoteRule(one, NEIGHBOURS, MEAN_COUNT)
         correct[one] = leave_one_out(scatter, one, nothing).shares(data.classes, rule)

@@ -30,9 +30,8 @@ def brute_force(scatter: Scatter, shrinkage: float, item: int) -> tuple[np.ndarr
         if len(members):
             means[label] = rows[members].mean(axis=0)
     residuals = rows[others] - means[classes[others]]
-    width = rows.shape[1]
     covariance = (1 - shrinkage) * residuals.T @ residuals / len(rows)
-    covariance += shrinkage * scatter.variance / width * np.eye(width)
+    covariance += shrinkage * scatter.variance / scatter.dimension * np.eye(rows.shape[1])
     inverse = np.linalg.inv(covariance)
 
     def cosines(to: np.ndarray) -> np.ndarray:
@@ -106,7 +105,7 @@ def test_excluded_examples_do_not_vote() -> None:
     scatter = Scatter.of(vectors, classes)
     for found in (
         leave_one_out(scatter, 0.7, excluded),
-        plain_leave_one_out(scatter, excluded),
+        plain_leave_one_out(vectors, classes, excluded),
     ):
         shares = found.shares(classes, VoteRule(None, 10))
         assert shares[0, classes[5]] == pytest.approx(1.0)

@@ -10,7 +10,7 @@ import pytest
 
 from bottega.errors import SettingError, StoreError
 from bottega.knowledge import KnowledgeBase
-from bottega.knowledge.metric import DIMENSION, FittedMetric, Scatter
+from bottega.knowledge.metric import DIMENSION, FittedMetric, Scatter, class_means
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
 
@@ -87,6 +87,29 @@ def test_the_reduction_keeps_the_cosines_of_the_examples() -> None:
     whole /= np.linalg.norm(whole, axis=1, keepdims=True)
     rows = metric.transform(vectors)
     assert np.allclose(rows @ rows.T, whole @ whole.T, atol=1e-4)
+
+
+def test_few_vectors_of_many_dimensions_give_the_same_metric() -> None:
+    vectors, classes = noisy_classes()
+    rows = np.arange(0, len(vectors), 2)[:24]
+    wide = np.zeros((len(rows), 4 * WIDTH), np.float32)
+    turned = np.linalg.qr(np.random.default_rng(1).normal(size=(4 * WIDTH, WIDTH)))[0]
+    wide[:] = vectors[rows] @ turned.T
+    scatter = Scatter.of(wide, classes[rows])
+    assert scatter.basis is not None
+    residuals = wide / np.linalg.norm(wide, axis=1, keepdims=True)
+    residuals -= class_means(residuals, classes[rows])[classes[rows]]
+    covariance = residuals.T @ residuals / len(rows)
+    shrunk = 0.3 * covariance + 0.7 * np.trace(covariance) / len(covariance) * np.eye(4 * WIDTH)
+    inverse = np.linalg.inv(shrunk.astype(np.float64))
+    centred = wide / np.linalg.norm(wide, axis=1, keepdims=True)
+    centred -= centred.mean(axis=0)
+    products = centred @ inverse @ centred.T
+    lengths = np.sqrt(np.diag(products))
+    metric = FittedMetric.fit(wide, classes[rows])
+    assert metric is not None
+    found = metric.transform(wide)
+    assert np.allclose(found @ found.T, products / np.outer(lengths, lengths), atol=1e-3)
 
 
 @pytest.mark.parametrize(

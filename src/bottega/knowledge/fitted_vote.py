@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bottega.knowledge.metric import MEAN_COUNT, Classes, FittedMetric, Matrix, Scatter
+from bottega.knowledge.metric import (
+    MEAN_COUNT,
+    Classes,
+    FittedMetric,
+    Matrix,
+    Scatter,
+    class_means,
+)
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 
@@ -94,10 +101,13 @@ def calibrated_exponent(
     return float(EXPONENTS[losses.argmin()]) if losses.any() else 1.0
 
 
-def plain_leave_one_out(scatter: Scatter, excluded: NDArray[np.bool_]) -> Similarities:
+def plain_leave_one_out(
+    vectors: Vectors, classes: Classes, excluded: NDArray[np.bool_]
+) -> Similarities:
     """Return the plain cosines of each example to the others. See `leave_one_out`."""
-    rows = scatter.rows + scatter.centre
-    return _masked(rows @ rows.T, np.full((len(rows), len(scatter.means)), NONE), excluded)
+    rows = unit(vectors)
+    means = np.full((len(rows), int(classes.max()) + 1), NONE)
+    return _masked((rows @ rows.T).astype(np.float64), means, excluded)
 
 
 def leave_one_out(scatter: Scatter, shrinkage: float, excluded: NDArray[np.bool_]) -> Similarities:
@@ -149,7 +159,6 @@ def similarities(
     if metric is None:
         none = np.full((len(queries), int(classes.max()) + 1), NONE, np.float32)
         return Similarities(unit(queries) @ unit(examples).T, none)
-    scatter = Scatter.of(examples, classes)
-    means = unit(scatter.means.astype(np.float32) @ metric.projection)
+    means = metric.transform_means(class_means(unit(examples), classes))
     seen = metric.transform(queries)
     return Similarities(seen @ metric.transform(examples).T, seen @ means.T)

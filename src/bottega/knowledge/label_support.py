@@ -50,13 +50,14 @@ def label_supports(rows: RowStore, *, seed: int = 0) -> list[LabelSupport]:
     names = list(dict.fromkeys(labelled[id] for id in ids))
     number = {one: index for index, one in enumerate(names)}
     classes = np.array([number[labelled[id]] for id in ids])
-    scatter = Scatter.of(np.stack([vectors[keys[id]] for id in ids]), classes)
+    numbers = np.stack([vectors[keys[id]] for id in ids])
+    scatter = Scatter.of(numbers, classes)
     row = {keys[id]: index for index, id in enumerate(ids)}
     excluded = np.zeros((len(ids), len(ids)), bool)
     for key, others in rows.same_image_keys(list(row)).items():
         excluded[row[key], [row[one] for one in others if one in row]] = True
     if scatter.is_nothing:
-        found = plain_leave_one_out(scatter, excluded)
+        found = plain_leave_one_out(numbers, classes, excluded)
     else:
         found = leave_one_out(scatter, SHRINKAGE, excluded)
     means = 0 if scatter.is_nothing else MEAN_COUNT

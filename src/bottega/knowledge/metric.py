@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ NO_SCATTER = 1e-9  # mean squared distance of unit vectors to their class mean
 SearchMetric = Literal["stored", "fitted", "cosine", "l2"]
 Matrix = NDArray[np.float64]
 Classes = NDArray[np.int64]
+Number = TypeVar("Number", np.float32, np.float64)
 
 
 def metric_name(shrinkage: float | None) -> str:
@@ -57,7 +58,11 @@ class Whitening:
 @dataclass(frozen=True)
 class Scatter:
     """Unit vectors (n, d) of examples with their class, centred; `residuals` are their differences
-    to the mean of their class, `means` (classes, d) those means, centred."""
+    to the mean of their class, `means` (classes, d) those means, centred.
+
+    Few vectors of many dimensions have coordinates in their own span instead: `basis` (d, n) is
+    orthonormal, else None. Products of rows are the same, and the work grows with n instead of d.
+    """
 
     centre: Matrix
     rows: Matrix
@@ -65,18 +70,24 @@ class Scatter:
     means: Matrix
     classes: Classes
     counts: Classes
+    dimension: int
+    basis: Matrix | None
 
     @classmethod
     def of(cls, vectors: Vectors, classes: Classes) -> Self:
         """`classes` (n,) numbers the class of each row, from 0 without gaps."""
         rows = unit(vectors).astype(np.float64)
         counts = np.bincount(classes)
+        dimension = rows.shape[1]
         centre = rows.mean(axis=0)
         rows -= centre
-        means = np.zeros((len(counts), rows.shape[1]))
-        np.add.at(means, classes, rows)
-        means /= counts[:, None]
-        return cls(centre, rows, rows - means[classes], means, classes, counts)
+        basis = None
+        if 2 * len(rows) < dimension:
+            basis = np.asarray(np.linalg.qr(rows.T)[0], np.float64)
+            rows = rows @ basis
+        means = class_means(rows, classes)
+        residuals = rows - means[classes]
+        return cls(centre, rows, residuals, means, classes, counts, dimension, basis)
 
     @cached_property
     def variance(self) -> float:
@@ -89,9 +100,8 @@ class Scatter:
         return self.variance < NO_SCATTER
 
     def whitening(self, shrinkage: float) -> Whitening:
-        dimension = self.rows.shape[1]
         covariance = self._covariance * (1 - shrinkage)
-        covariance[np.diag_indices(dimension)] += shrinkage * self.variance / dimension
+        covariance[np.diag_indices(len(covariance))] += shrinkage * self.variance / self.dimension
         return Whitening(np.asarray(np.linalg.cholesky(covariance), np.float64))
 
     @cached_property
@@ -125,6 +135,8 @@ class FittedMetric:
         whitening = scatter.whitening(shrinkage)
         chosen = np.random.default_rng(seed).permutation(len(vectors))[:MAX_DIRECTIONS]
         projection = whitening.projection(_directions(whitening(scatter.rows[chosen])))
+        if scatter.basis is not None:
+            projection = scatter.basis @ projection
         return cls(
             scatter.centre.astype(np.float32), projection.astype(np.float32), float(shrinkage)
         )
@@ -147,6 +159,15 @@ class FittedMetric:
         """Return unit rows (n, dimension) of means of unit vectors (n, d)."""
         centred: Vectors = means - self.centre
         return unit(centred @ self.projection)
+
+
+def class_means(rows: NDArray[Number], classes: Classes) -> NDArray[Number]:
+    """Return the mean of the rows (n, d) of each class, numbered from 0."""
+    means = np.zeros((int(classes.max()) + 1, rows.shape[1]), rows.dtype)
+    np.add.at(means, classes, rows)
+    counts = np.bincount(classes)[:, None].astype(rows.dtype)
+    means /= counts
+    return means
 
 
 def _directions(whitened: Matrix) -> Matrix:
