@@ -29,6 +29,15 @@ class NumberEmbedder:
         return self._vectors[[int(query.text) for query in queries]]
 
 
+@pytest.fixture(params=["file", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
+    """Return where a knowledge base is stored."""
+    if request.param == "file":
+        return tmp_path / "k.db"
+    database: str = request.getfixturevalue("database")
+    return database
+
+
 def noisy_classes(seed: int = 0) -> tuple[Vectors, np.ndarray]:
     """Return vectors whose largest differences, along two directions, say nothing of the class."""
     rng = np.random.default_rng(seed)
@@ -93,9 +102,9 @@ def test_without_scatter_there_is_no_metric(vectors: Vectors, classes: np.ndarra
     assert FittedMetric.fit(vectors, classes) is None
 
 
-def test_a_fitted_base_finds_examples_of_the_class_and_keeps_its_metric(tmp_path: Path) -> None:
+def test_a_fitted_base_finds_examples_of_the_class_and_keeps_its_metric(place: str | Path) -> None:
     vectors, classes = noisy_classes()
-    with open_base(tmp_path / "k.db", vectors) as base:
+    with open_base(place, vectors) as base:
         base.add(examples(classes))
         before = same_class_share(base, classes)
         fitted = base.fit_metric()
@@ -103,32 +112,32 @@ def test_a_fitted_base_finds_examples_of_the_class_and_keeps_its_metric(tmp_path
         after = same_class_share(base, classes)
         assert after > before + 0.2
         assert base.stats().metric == "fitted, shrinkage 0.7"
-    with open_base(tmp_path / "k.db", vectors) as base:
+    with open_base(place, vectors) as base:
         assert same_class_share(base, classes) == after
-    with open_base(tmp_path / "k.db", vectors, metric="cosine") as base:
+    with open_base(place, vectors, metric="cosine") as base:
         assert same_class_share(base, classes) == before
         assert base.stats().metric == "cosine"
 
 
-def test_a_plain_search_of_a_fitted_base_has_the_scores_of_the_cosine(tmp_path: Path) -> None:
+def test_a_plain_search_of_a_fitted_base_has_the_scores_of_the_cosine(place: str | Path) -> None:
     vectors, classes = noisy_classes()
-    with open_base(tmp_path / "k.db", vectors) as base:
+    with open_base(place, vectors) as base:
         base.add(examples(classes))
         base.fit_metric()
         [plain] = base.nearest(vectors[:1], 5, plain=True)
         [fitted] = base.nearest(vectors[:1], 5)
-    with open_base(tmp_path / "k.db", vectors, metric="cosine") as base:
+    with open_base(place, vectors, metric="cosine") as base:
         [cosine] = base.nearest(vectors[:1], 5)
     assert [one.score for one in plain] == [one.score for one in cosine]
     assert [one.score for one in fitted] != [one.score for one in cosine]
 
 
-def test_a_fitted_search_follows_additions_annotations_and_deletions(tmp_path: Path) -> None:
+def test_a_fitted_search_follows_additions_annotations_and_deletions(place: str | Path) -> None:
     vectors, classes = noisy_classes()
     rows = examples(classes)
     with (
-        open_base(tmp_path / "k.db", vectors) as base,
-        open_base(tmp_path / "k.db", vectors) as other,
+        open_base(place, vectors) as base,
+        open_base(place, vectors) as other,
     ):
         base.add(rows[:-1])
         base.fit_metric()
@@ -143,9 +152,9 @@ def test_a_fitted_search_follows_additions_annotations_and_deletions(tmp_path: P
         assert len(base.search(Query("0"), 100, include_self=True)) == len(rows) - 1
 
 
-def test_a_reindexed_view_no_longer_uses_the_metric(tmp_path: Path) -> None:
+def test_a_reindexed_view_no_longer_uses_the_metric(place: str | Path) -> None:
     vectors, classes = noisy_classes()
-    with open_base(tmp_path / "k.db", vectors) as base:
+    with open_base(place, vectors) as base:
         base.add(examples(classes))
         base.fit_metric()
         wider = NumberEmbedder(np.concatenate([vectors, vectors], axis=1))
@@ -156,21 +165,21 @@ def test_a_reindexed_view_no_longer_uses_the_metric(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("note", ["{", "{}", '{"embedder": "numbers", "metric": {"centre": 3}}'])
-def test_a_damaged_metric_is_named(tmp_path: Path, note: str) -> None:
+def test_a_damaged_metric_is_named(place: str | Path, note: str) -> None:
     vectors, classes = noisy_classes()
-    with open_base(tmp_path / "k.db", vectors) as base:
+    with open_base(place, vectors) as base:
         base.add(examples(classes))
         base.set_note("metric", note)
     with pytest.raises(StoreError, match="stored metric") as raised:
-        open_base(tmp_path / "k.db", vectors)
+        open_base(place, vectors)
     assert "bottega tune" in str(raised.value.hint)
-    open_base(tmp_path / "k.db", vectors, metric="cosine").close()
+    open_base(place, vectors, metric="cosine").close()
 
 
-def test_refitting_waits_for_a_new_label_or_a_quarter_more_examples(tmp_path: Path) -> None:
+def test_refitting_waits_for_a_new_label_or_a_quarter_more_examples(place: str | Path) -> None:
     vectors, classes = noisy_classes()
     rows = examples(classes)
-    with open_base(tmp_path / "k.db", vectors) as base:
+    with open_base(place, vectors) as base:
         base.add(rows[: 2 * EACH])
         assert base.refit_metric()
         assert not base.refit_metric()
@@ -184,9 +193,9 @@ def test_refitting_waits_for_a_new_label_or_a_quarter_more_examples(tmp_path: Pa
         assert base.fitted is None
 
 
-def test_labels_that_do_not_repeat_leave_the_plain_cosine_until_they_do(tmp_path: Path) -> None:
+def test_labels_that_do_not_repeat_leave_the_plain_cosine_until_they_do(place: str | Path) -> None:
     vectors, classes = noisy_classes()
-    with open_base(tmp_path / "k.db", vectors) as base:
+    with open_base(place, vectors) as base:
         base.add([Example(Query(str(row)), f"text {row}") for row in range(6)])
         assert base.fit_metric() is None
         assert base.stats().metric == "cosine"
@@ -194,9 +203,9 @@ def test_labels_that_do_not_repeat_leave_the_plain_cosine_until_they_do(tmp_path
         assert base.refit_metric()
 
 
-def test_class_means_are_those_of_unit_vectors_under_the_metric(tmp_path: Path) -> None:
+def test_class_means_are_those_of_unit_vectors_under_the_metric(place: str | Path) -> None:
     vectors, classes = noisy_classes()
-    with open_base(tmp_path / "k.db", vectors) as base:
+    with open_base(place, vectors) as base:
         base.add(examples(classes))
         assert base.class_means(Query("0")) == []
         metric = base.fit_metric()
@@ -209,10 +218,10 @@ def test_class_means_are_those_of_unit_vectors_under_the_metric(tmp_path: Path) 
     assert np.allclose([one.score for one in means], expected, atol=1e-5)
 
 
-def test_a_required_metric_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_required_metric_that_is_not_there_is_named(place: str | Path) -> None:
     vectors, classes = noisy_classes()
-    with open_base(tmp_path / "k.db", vectors) as base:
+    with open_base(place, vectors) as base:
         base.add(examples(classes))
         assert base.fit_metric(None) is None
     with pytest.raises(SettingError, match="no fitted metric"):
-        open_base(tmp_path / "k.db", vectors, metric="fitted")
+        open_base(place, vectors, metric="fitted")

@@ -10,6 +10,7 @@ from bottega._util.progress import plural
 from bottega.cli.output import note, print_json, print_table, warn
 from bottega.errors import BottegaError
 from bottega.evaluation.methods.logistic import VectorAnswer
+from bottega.knowledge.fitted_search import CLASS_MEAN
 from bottega.recording import ABSTENTION, is_abstention
 from bottega.types import Answer, Candidate, Trace
 
@@ -78,6 +79,7 @@ def _shown(candidates: Sequence[Candidate]) -> list[dict[str, object]]:
             "text": c.example.query.text,
             "answer": c.example.answer,
             "score": c.score,
+            **({"class_mean": True} if c.example.source == CLASS_MEAN else {}),
         }
         for c in candidates
     ]
@@ -126,9 +128,10 @@ def _row(path: Path, trace: Trace | VectorAnswer) -> tuple[str, str, float | Non
     label = answer.text if answer.valid else f"(invalid) {reply[:60]!r}"
     if _abstains(trace):
         label = ABSTENTION
-    agree = sum(c.example.answer == answer.text for c in trace.candidates)
+    examples = [c.example for c in trace.candidates if c.example.source != CLASS_MEAN]
+    agree = sum(one.answer == answer.text for one in examples)
     shown = " ".join(str(path).splitlines())  # one line per image
-    count = f"{agree} of {len(trace.candidates)}" if trace.candidates else "-"
+    count = f"{agree} of {len(examples)}" if examples else "-"
     return shown, label, answer.confidence, count
 
 

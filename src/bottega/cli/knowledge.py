@@ -21,6 +21,7 @@ from bottega.cli.output import (
     noting_interruption,
     print_json,
     print_result,
+    print_table,
     say,
     warn,
 )
@@ -43,6 +44,9 @@ from bottega.knowledge.transfer import count_exported
 from bottega.naming import SAMPLED, default_embedder, embedder_note
 from bottega.recording import ABSTENTION
 from bottega.types import Example
+
+MAX_DOUBTFUL = 30  # labels in the table of verify --labels
+ID_LENGTH = 12  # characters of an id in a table
 
 
 def add(
@@ -281,10 +285,22 @@ def verify(
     deep: Annotated[
         bool, Option("--deep", help="Embed every example again and compare the vectors.")
     ] = False,
+    labels: Annotated[
+        bool,
+        Option(
+            "--labels",
+            help="List the labels that the other examples do not support instead, the most doubtful"
+            " first (of at most 2,000 examples).",
+        ),
+    ] = False,
     embed: Embed = None,
+    namespace: Namespace = "",
     json: Json = False,
 ) -> None:
     """Check images, vectors and index files against the rows. Exits with 1 if any is wrong."""
+    if labels:
+        _list_doubtful_labels(file, namespace, json)
+        return
     kept = f"{file} keeps the repairs made so far" if repair else f"{file} is unchanged"
     with (
         noting_interruption(lambda: f"{kept}; repeat the command to check all of it"),
@@ -307,6 +323,31 @@ def verify(
             options = f"{'--deep ' * deep}--repair{f' --embed {embed}' if embed else ''}"
             note(f"bottega verify {file} {options} rebuilds vectors, log and index files")
         raise Exit(1)
+
+
+def _list_doubtful_labels(file: StoreLocation, namespace: str, json: bool) -> None:
+    with open_rows(file, namespace) as knowledge:
+        found = knowledge.label_supports()
+        sources = [
+            one.source for one in knowledge.get_many([one.id for one in found[:MAX_DOUBTFUL]])
+        ]
+    if json:
+        print_json([vars(one) for one in found])
+        return
+    rows = [
+        (one.id[:ID_LENGTH], source, ", ".join(one.labels), one.support, ", ".join(one.likely))
+        for one, source in zip(found, sources, strict=False)
+    ]
+    say(
+        f"{plural(len(found), 'example')} whose label has less support than another"
+        + (f"; the first {MAX_DOUBTFUL}" if len(found) > MAX_DOUBTFUL else "")
+    )
+    if rows:
+        print_table(("id", "source", "label", "support", "likely"), rows)
+        note(
+            f"look at one with bottega show {file} ID; if its label is wrong, bottega rm {file} ID"
+            " and add the image again from the folder of its class"
+        )
 
 
 def reindex(

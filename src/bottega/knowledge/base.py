@@ -35,6 +35,7 @@ from bottega.knowledge.eviction import Capacity, Eviction, UsageBuffer, capacity
 from bottega.knowledge.filters import And, Eq, Filter
 from bottega.knowledge.fitted_search import FittedSearch
 from bottega.knowledge.index.vector_index import VectorMetric
+from bottega.knowledge.label_support import LabelSupport, label_supports
 from bottega.knowledge.metric import SHRINKAGE, FittedMetric, SearchMetric, metric_name
 from bottega.knowledge.opening import check_settings, named_mismatch, open_rows, stored_views
 from bottega.knowledge.records import (
@@ -382,6 +383,11 @@ class KnowledgeBase:
         """Return groups of ids: examples with the same images and question but different
         answers."""
         return self._rows.contradictions()
+
+    def label_supports(self, *, seed: int = 0) -> list[LabelSupport]:
+        """Return labelled examples whose labels the other examples do not support, the least
+        supported first: many of them are wrong. See `label_support.label_supports`."""
+        return label_supports(self._rows, seed=seed)
 
     def note(self, name: str) -> str | None:
         return self._rows.note(name)
