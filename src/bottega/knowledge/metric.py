@@ -22,7 +22,7 @@ NO_SCATTER = 1e-9  # mean squared distance of unit vectors to their class mean
 SearchMetric = Literal["stored", "fitted", "cosine", "l2"]
 Matrix = NDArray[np.float64]
 Classes = NDArray[np.int64]
-Number = TypeVar("Number", np.float32, np.float64)
+RealNumber = TypeVar("RealNumber", np.float32, np.float64)
 
 
 def metric_name(shrinkage: float | None) -> str:
@@ -161,7 +161,7 @@ class FittedMetric:
         return unit(centred @ self.projection)
 
 
-def class_means(rows: NDArray[Number], classes: Classes) -> NDArray[Number]:
+def class_means(rows: NDArray[RealNumber], classes: Classes) -> NDArray[RealNumber]:
     """Return the mean of the rows (n, d) of each class, numbered from 0."""
     means = np.zeros((int(classes.max()) + 1, rows.shape[1]), rows.dtype)
     np.add.at(means, classes, rows)
