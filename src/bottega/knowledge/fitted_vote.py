@@ -22,6 +22,7 @@ RAW_SCALE, FITTED_SCALE = 20.0, 10.0  # of cosines in the exponent of a vote
 NEIGHBOURS = 10  # of the vote that is calibrated
 FOLDS, MAX_CALIBRATED = 5, 1000
 EXPONENTS = np.geomspace(0.2, 6.0, 60)
+UNCALIBRATED = 0.4  # on three of five sets near the best exponent with two examples a class
 NOISE = 0.02  # share of labels that may be wrong
 TINY = 1e-12
 NONE = -9.0  # similarity of what takes no part: below every cosine
@@ -70,7 +71,7 @@ def calibrated_exponent(
 ) -> float:
     """Return the exponent with which the shares of the vote are best probabilities: the least log
     loss in five folds of at most `MAX_CALIBRATED` examples, each under a metric fitted to the other
-    folds. 1 if no fold can be evaluated.
+    folds. `UNCALIBRATED` if no fold can be evaluated, as with two examples a class.
 
     Exact leave-one-out would be too optimistic here: it has the accuracy of fitting again, but
     the reduced vectors of new examples lose length, which makes their votes more decided.
@@ -98,7 +99,7 @@ def calibrated_exponent(
             right = sharpened(shares, exponent)[gold]
             # A few wrong labels must not flatten all confidences.
             losses[index] -= np.log((1 - NOISE) * right + NOISE / len(known)).sum()
-    return float(EXPONENTS[losses.argmin()]) if losses.any() else 1.0
+    return float(EXPONENTS[losses.argmin()]) if losses.any() else UNCALIBRATED
 
 
 def plain_leave_one_out(
