@@ -209,7 +209,9 @@ def _compare_shots(
     if current.shrinkage is not None and (
         generator is None or isinstance(generator, PhotoGenerator)
     ):
-        fitted = fitted_trials(sample, embedder, counts, [current.shrinkage])
+        with progress("comparing shots", len(sample.pool)) as step:
+            fitted = fitted_trials(sample, embedder, counts, [current.shrinkage])
+            step(len(sample.pool))
         trials = [Trial(one, fitted[current.shrinkage, one.shots]) for one in settings]
         return select(trials, seed=seed)
     if generator is None:
