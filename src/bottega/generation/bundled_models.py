@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,12 +85,31 @@ class PhotoGenerator(TransformersGenerator):
     def __init__(self, model: str | Path, **options: Any) -> None:
         super().__init__(model, **options)
         self._sources: tuple[FeatureSource, ...] = ()
+        self._prepare: Callable[[Sequence[Image]], None] | None = None
 
-    def set_feature_sources(self, *sources: FeatureSource) -> None:
-        """Set the sources of image vectors; any thread may call them."""
-        self._sources = sources
+    def set_feature_sources(
+        self, *sources: FeatureSource, prepare: Callable[[Sequence[Image]], None] | None = None
+    ) -> None:
+        """Set the sources of image vectors; any thread may call them. If their vectors are not
+        those of this model, `prepare` must make a source know any image: it receives the images of
+        a prompt that no source knows."""
+        self._sources, self._prepare = sources, prepare
         if self._loaded is not None and self._loaded.vision_cache is not None:
             self._loaded.vision_cache.set_sources(*sources)
+
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> Reply:
+        if self._prepare is not None:
+            await asyncio.to_thread(self._prepare_images, prompt.images, self._prepare)
+        return await super().generate(prompt, sampling)
+
+    def _prepare_images(
+        self, images: Sequence[Image], prepare: Callable[[Sequence[Image]], None]
+    ) -> None:
+        known = {
+            sha256 for source in self._sources for sha256 in source([i.sha256 for i in images])
+        }
+        if missing := [image for image in images if image.sha256 not in known]:
+            prepare(missing)
 
     def _model(self) -> InProcessModel:
         if self._loaded is None:

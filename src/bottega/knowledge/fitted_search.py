@@ -138,9 +138,6 @@ class FittedSearch:
                 hint="use the embedder of this knowledge base",
             )
         rows = self.fitted.transform(vectors)
-        for query, row in zip(excluded_for or (), rows, strict=False):
-            if len(query.images) == 1:
-                self._query_rows.put(query.images[0].sha256, row)
         for _ in range(ATTEMPTS):
             index = self._current()
             own = None
@@ -155,6 +152,11 @@ class FittedSearch:
             f"examples of {self._rows.name} are deleted faster than a search can read them",
             hint="repeat the search",
         )
+
+    def keep(self, images: Sequence[Image], vectors: Vectors) -> None:
+        """Keep the transformed vectors (n, d) of images for `image_rows`."""
+        for image, row in zip(images, self.fitted.transform(vectors), strict=True):
+            self._query_rows.put(image.sha256, row)
 
     def class_means(
         self, vectors: Vectors, excluded_for: Sequence[Query] | None

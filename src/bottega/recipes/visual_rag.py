@@ -14,6 +14,7 @@ import numpy as np
 from bottega.bundled import PHOTO_OPENING
 from bottega.errors import EmptyKnowledgeBaseError, SettingError, check_count
 from bottega.generation.bundled_models import PhotoGenerator
+from bottega.image import Image
 from bottega.knowledge import JoinedEmbedder, KnowledgeBase
 from bottega.knowledge.embedders.composite import photo_embedder_of, uncached
 from bottega.knowledge.embedders.photo_embedder import match_vectors
@@ -118,15 +119,20 @@ class FittedReranker:
 def share_features(generator: Generator, knowledge: KnowledgeBase) -> bool:
     """Let the photograph model reuse image vectors of the knowledge base and its embedder.
 
-    Where a metric was fitted, it reads vectors under that metric, whatever their embedder; the
-    query must have been searched. Else it uses the part of the vectors that its network computes.
+    Where a metric was fitted, it reads vectors under that metric, whatever their embedder, also of
+    images that are not stored. Else it uses the part of the vectors that its network computes.
     Returns False, and changes nothing, unless the generator is a photograph model, without a
     fitted metric one whose network computes such a part.
     """
     if not isinstance(generator, PhotoGenerator):
         return False
     if knowledge.fitted is not None:
-        generator.set_feature_sources(partial(_fitted_features, knowledge.fitted))
+        search = knowledge.fitted
+
+        def prepare(images: Sequence[Image]) -> None:
+            search.keep(images, knowledge.embed([Query("", (image,)) for image in images]))
+
+        generator.set_feature_sources(partial(_fitted_features, search), prepare=prepare)
         return True
     photos, name = photo_embedder_of(knowledge.embedder()), generator.name.removeprefix("bundled:")
     if photos is None or name not in photos.parts:
