@@ -40,7 +40,7 @@ PANELS = {
         (
             "tune",
             "tune.tune",
-            "Choose embedder, metric, shots and order by leave-one-out, and store them in the file.",
+            "Choose embedder, metric, shots and order by leave-one-out, and store the choice.",
         ),
         ("log", "inspection.log", "Show recent requests and their cost, newest first."),
         (

@@ -93,7 +93,7 @@ def tune(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Choose embedder, metric, shots and order by leave-one-out, and store them in the file.
+    """Choose embedder, metric, shots and order by leave-one-out, and store the choice.
 
     A sample of the labelled images is classified, each by the other examples. Embedders and metrics
     are compared by the vote of the nearest examples (under a metric fitted to the labels, of the
