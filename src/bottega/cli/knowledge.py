@@ -122,8 +122,8 @@ def add(
 def _fit_metric(knowledge: KnowledgeBase) -> None:
     """Fit the metric of labelled photographs that all ask one question, and fit it again when they
     have changed much. A chosen plain cosine stays."""
-    view = next(iter(knowledge.views().values()))
-    name = packaged_name(view.fingerprint)
+    fingerprints = [view.fingerprint for view in knowledge.views().values()]
+    name = packaged_name(fingerprints[0]) if fingerprints else None
     if name is None or photo_tower(name) is None or knowledge.is_multi_label():
         return
     sample = knowledge.get_many(knowledge.sample_ids(SAMPLED))
@@ -271,6 +271,7 @@ def import_(
     ):
         added = knowledge.import_from(folder, on_error=skipped, progress=status)
         total, embedders = len(knowledge), _embedders(knowledge)
+        _fit_metric(knowledge)
     skipped.warn_of_rest()
     counts = {"new": added.new, "duplicates": added.duplicates, "examples": total}
     text = _added_text(added, skipped, whole_name(file, namespace), total, embedders)
@@ -385,6 +386,10 @@ def reindex(
         ):
             count = knowledge.reindex(name, embedder, progress=status)
         note_embedder(knowledge, name, spec)
+        namespaces = list(knowledge.namespaces())
+    for namespace in namespaces:
+        with open_rows(file, namespace) as knowledge:
+            _fit_metric(knowledge)
     shown = packaged_name(embedder.fingerprint) or spec
     text = f"{plural(count, 'example')} embedded by {shown} as {name}"
     print_result(json, {"view": name, "embedded": count, "embedder": shown}, text)

@@ -35,6 +35,7 @@ from bottega.evaluation.metrics.metric import Estimate, bounds
 from bottega.generation.bundled_models import PhotoGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.metric import SHRINKAGE, metric_name
+from bottega.knowledge.stored_metric import metric_key
 from bottega.knowledge.tuned_settings import TunedSettings, tuned_for
 from bottega.naming import check_embedder, check_model, default_model, image_embedders, open_model
 from bottega.protocols import Embedder, Generator
@@ -44,6 +45,9 @@ GRID = (1, 5, 10, 20, 50)
 SAMPLE = 200
 SHRINKAGES = (0.5, SHRINKAGE, 0.9)  # of the fitted metrics to compare
 KNN = "knn"
+RESUMES = (
+    "{file} keeps its settings until all examples are embedded again; repeat the command to resume"
+)
 COLUMNS = ("n", "accuracy", "low", "high", "difference", "low", "high")
 
 
@@ -122,12 +126,9 @@ def tune(
             logistic = Trial(by_shots.chosen, logistic_trial(labelled, embedder, seed, step))
         scorer = generator.name if generator else KNN
         result = Tuning(labelled, scorer, by_vote, by_shots, logistic)
-        if result.is_change and not dry_run:
-            kept = (
-                f"{file} keeps its settings until all examples are embedded again; repeat the"
-                " command to resume"
-            )
-            _store(knowledge, view, result, embedder)
+        if not dry_run:
+            kept = RESUMES.format(file=file)
+            _store(knowledge, namespace, view, result, embedder)
         elsewhere = others(knowledge, namespace)
     if json:
         print_json(_document(result, seed, dry_run))
@@ -228,11 +229,18 @@ def _compare_shots(
     return select([Trial(*pair) for pair in zip(settings, answers, strict=True)], seed=seed)
 
 
-def _store(knowledge: KnowledgeBase, view: str, result: Tuning, embedder: Embedder) -> None:
-    """Embed all examples again if the embedder changes; then store metric and settings.
+def _store(
+    knowledge: KnowledgeBase, namespace: str, view: str, result: Tuning, embedder: Embedder
+) -> None:
+    """Embed all examples again if the embedder changes; then store metric and settings. Without a
+    change, fit a stored metric to the examples of today.
 
     Searches use the old vectors and settings until all new vectors exist.
     """
+    if not result.is_change:
+        if knowledge.note(metric_key(namespace)) is not None:
+            knowledge.fit_metric(result.setting.shrinkage)
+        return
     if result.setting.embedder != result.embedder.current.setting.embedder:
         with progress("embedding", sum(knowledge.namespaces().values())) as step:
             knowledge.reindex(view, embedder, progress=step)

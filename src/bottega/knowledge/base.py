@@ -48,7 +48,7 @@ from bottega.knowledge.records import (
     to_json,
     unknown_id_error,
 )
-from bottega.knowledge.search import ATTEMPTS
+from bottega.knowledge.search import ATTEMPTS, empty_error
 from bottega.knowledge.stats import Stats, render_stats, stats_of
 from bottega.knowledge.stored_metric import (
     fitted_to,
@@ -318,17 +318,17 @@ class KnowledgeBase:
         plain cosine is stored and None returned. Fit again when labels change. An evaluation fits
         `without` the ids of its items.
         """
-        view, _ = self._plain.view(None)
-        chosen = fitted_to(self._rows, view, self.vectors, shrinkage, without)
+        chosen = fitted_to(self._rows, self._first_view(), shrinkage, without)
         chosen.store(self._rows)
-        self._searcher = with_stored_metric(self._rows, self._plain, required=False)
+        if self._views:
+            self._searcher = with_stored_metric(self._rows, self._plain, required=False)
         return chosen.metric
 
     def refit_metric(self) -> bool:
         """Fit the metric if none was chosen for the first view's embedder, or again if labels have
         come since, or a quarter of the examples. Return whether it was fitted. A chosen plain
         cosine stays."""
-        view, _ = self._plain.view(None)
+        view = self._first_view()
         stored = stored_metric(self._rows)
         if stored is None or stored.embedder != view.fingerprint:
             return self.fit_metric() is not None
@@ -336,6 +336,13 @@ class KnowledgeBase:
         if not stored.is_outdated(len(labelled), len(set(labelled.values()))):
             return False
         return self.fit_metric(stored.shrinkage) is not None
+
+    def _first_view(self) -> StoredView:
+        if self._views:
+            return self._plain.view(None)[0]
+        if (view := next(iter(self._rows.views().values()), None)) is None:
+            raise empty_error(self._rows)
+        return view
 
     def set_note(self, name: str, value: str) -> None:
         """Store a text of the caller in the file, such as how to build the embedder again."""

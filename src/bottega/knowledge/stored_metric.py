@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from bottega.knowledge.fitted_search import FittedSearch
 from bottega.knowledge.fitted_vote import calibrated_exponent
 from bottega.knowledge.metric import SHRINKAGE, Classes, FittedMetric
 from bottega.knowledge.records import StoredView
+from bottega.knowledge.search import stacked
 from bottega.knowledge.stores import RowStore, VectorSearch, labels_by_id
 from bottega.protocols import Vectors
 
@@ -47,13 +48,13 @@ class StoredMetric:
             "projection": _packed(self.metric.projection),
         }
         document = {**vars(self), "metric": fitted}
-        rows.set_note(_key(rows), orjson.dumps(document).decode())
+        rows.set_note(metric_key(rows.namespace), orjson.dumps(document).decode())
 
 
 def stored_metric(rows: RowStore) -> StoredMetric | None:
     """Return the metric of the namespace, None without any. Raises `StoreError` if it is
     damaged."""
-    note = rows.note(_key(rows))
+    note = rows.note(metric_key(rows.namespace))
     if note is None:
         return None
     try:
@@ -106,7 +107,6 @@ def with_stored_metric(rows: RowStore, plain: VectorSearch, *, required: bool) -
 def fitted_to(
     rows: RowStore,
     view: StoredView,
-    vectors: Callable[[Sequence[str]], Vectors],
     shrinkage: float | None = SHRINKAGE,
     without: Collection[str] = (),
 ) -> StoredMetric:
@@ -121,7 +121,9 @@ def fitted_to(
         return chosen
     number = {labels: index for index, labels in enumerate(counts)}
     classes: Classes = np.array([number[labels] for labels in labelled.values()])
-    found = vectors(list(labelled))
+    keys = rows.keys(labelled)
+    stored = rows.vectors(keys.values(), view.number)
+    found = stacked([(id, stored.get(keys.get(id, 0))) for id in labelled], view)
     metric = FittedMetric.fit(found, classes, shrinkage=shrinkage)
     if metric is None:
         return chosen
@@ -129,8 +131,9 @@ def fitted_to(
     return replace(chosen, metric=metric, exponent=exponent)
 
 
-def _key(rows: RowStore) -> str:
-    return f"{NOTE}.{rows.namespace}" if rows.namespace else NOTE
+def metric_key(namespace: str) -> str:
+    """Return the key of the note with the metric of a namespace."""
+    return f"{NOTE}.{namespace}" if namespace else NOTE
 
 
 def _packed(numbers: Vectors) -> str:
