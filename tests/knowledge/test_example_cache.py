@@ -18,9 +18,9 @@ def test_cache_counts_the_later_size_of_images() -> None:
     assert recent.keys() == {2}
 
 
-def test_cache_clears_when_it_exceeds_the_row_count() -> None:
+def test_cache_drops_the_oldest_when_it_exceeds_the_row_count() -> None:
     recent = ExampleCache()
     for key in range(100):
         recent.keep({key: text_example(f"{key}")}, limit=10)
-        assert len(recent) <= 10
+        assert len(recent) == min(key + 1, 10)
     assert recent.keys() == set(range(90, 100))

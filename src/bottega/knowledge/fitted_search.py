@@ -20,7 +20,7 @@ from bottega.image import Image
 from bottega.knowledge.index.vector_index import FlatIndex
 from bottega.knowledge.metric import FittedMetric, metric_name
 from bottega.knowledge.records import Change, SearchHit, StoredView, View, unit
-from bottega.knowledge.search import ATTEMPTS, MAX_DELETED, ExampleCache, empty_error
+from bottega.knowledge.search import ATTEMPTS, SPARE, ExampleCache, empty_error
 from bottega.knowledge.stores import RowStore, SearchScope, VectorSearch, labels_by_id
 from bottega.protocols import Vectors
 from bottega.types import IMAGE_QUESTION, Candidate, Example, Query
@@ -259,6 +259,6 @@ class FittedSearch:
             fetched = self._rows.by_keys(missing)
             if len(fetched) < len(missing):
                 return None
-            self._recent.keep(fetched, limit=living + MAX_DELETED)
+            self._recent.keep(fetched, limit=living + SPARE)
             examples |= fetched
         return [[Candidate(examples[hit.key], hit.score) for hit in found] for found in hits]

@@ -15,6 +15,7 @@ from bottega.protocols import Vectors
 from bottega.types import Example
 
 MAX_DELETED = 1000
+SPARE = 100  # cached examples beyond the number of stored ones: some were deleted since
 ATTEMPTS = 3
 MAX_CACHE_BYTES = 64 << 20
 BYTES_BESIDE_IMAGES = 2048
@@ -34,17 +35,14 @@ class ExampleCache(dict[int, Example]):
         self._lock = Lock()
 
     def keep(self, examples: Mapping[int, Example], limit: int) -> None:
-        """Add examples; beyond `limit` entries, clear the cache first, because most entries were
-        deleted."""
+        """Add examples; beyond `limit` entries, or the maximum of bytes, drop the oldest ones, many
+        of which were deleted."""
         with self._lock:
-            if len(self) + len(examples) > limit:
-                super().clear()
-                self._bytes = 0
             for key, example in examples.items():
                 if key not in self:
                     self[key] = example
                     self._bytes += _size(example)
-            while self._bytes > self._max_bytes:
+            while len(self) > limit or self._bytes > self._max_bytes:
                 self._bytes -= _size(self.pop(next(iter(self))))
 
     def clear(self) -> None:

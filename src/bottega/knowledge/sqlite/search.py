@@ -27,7 +27,7 @@ from bottega.knowledge.index.index_files import (
 )
 from bottega.knowledge.index.vector_index import FaissIndex, FlatIndex, Keys, VectorMetric
 from bottega.knowledge.records import SearchHit, StoredView, View, Views
-from bottega.knowledge.search import MAX_DELETED, ExampleCache, empty_error, stacked
+from bottega.knowledge.search import MAX_DELETED, SPARE, ExampleCache, empty_error, stacked
 from bottega.knowledge.stores import SearchScope
 from bottega.protocols import Vectors
 from bottega.types import Candidate, Query
@@ -216,7 +216,7 @@ class FileSearch:
             # Keys are never reused, so a missing row has been deleted.
             if len(fetched) < len(missing):
                 return None
-            self._recent.keep(fetched, limit=living + MAX_DELETED)
+            self._recent.keep(fetched, limit=living + SPARE)
             examples |= fetched
         return [[Candidate(examples[hit.key], hit.score) for hit in found] for found in hits]
 
