@@ -135,6 +135,17 @@ def test_a_foreign_image_is_unknown_under_the_fitted_metric(
     assert answer.text == "unknown"
 
 
+def test_more_false_unknowns_reject_more(base: KnowledgeBase, model: PhotoGenerator) -> None:
+    base.fit_metric()
+
+    def unknown(share: float) -> int:
+        pipeline = visual_rag(base, model, false_unknown=share)
+        return sum(one.text == "unknown" for one in asyncio.run(pipeline.answer_batch(queries())))
+
+    assert unknown(0.0) <= unknown(0.3) <= unknown(1.0) == len(queries())
+    assert unknown(0.0) < unknown(1.0)
+
+
 def test_a_base_in_a_file_serves_the_model_with_its_stored_metric(
     tmp_path: Path, model: PhotoGenerator
 ) -> None:

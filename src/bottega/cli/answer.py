@@ -60,6 +60,7 @@ from bottega.recipes.visual_rag import LABEL_TOKENS
 from bottega.recording import is_abstention
 from bottega.reranking import TopKReranker
 from bottega.retrieval import DenseRetriever
+from bottega.routing.novelty_gate import FALSE_UNKNOWN
 from bottega.types import IMAGE_QUESTION, Query, Sampling, Trace
 
 VISUAL_RAG = "visual-rag"
@@ -106,6 +107,16 @@ class ClassifyOptions:
         ),
     ] = None
     stop: Stop = None
+    false_unknown: Annotated[
+        float | None,
+        Option(
+            min=0,
+            max=1,
+            help="Share of familiar photographs that the photograph model may answer by unknown;"
+            " more of them rejects more unfamiliar ones.",
+            show_default=f"{FALSE_UNKNOWN}",
+        ),
+    ] = None
     price: PriceOption = None
     traces: TraceFile = None
     json: Json = False
@@ -128,6 +139,7 @@ class ClassifyOptions:
             order=None if self.order == NEAREST_LAST else self.order,
             max_tokens=self.max_tokens,
             stop=self.stop or None,
+            false_unknown=self.false_unknown,
             price=self.price,
             traces=None if str(self.traces) == NO_TRACES else self.traces,
         )
@@ -180,6 +192,9 @@ def classify(
                 sampling=options.sampling,
                 record=record,
                 price=open_prices(options.price),
+                false_unknown=FALSE_UNKNOWN
+                if options.false_unknown is None
+                else options.false_unknown,
             )
             classify_one, models = pipeline.trace, [generator]
         else:

@@ -12,7 +12,7 @@ from typing import TypeAlias, get_args
 import numpy as np
 
 from bottega.bundled import PHOTO_OPENING
-from bottega.errors import EmptyKnowledgeBaseError, SettingError, check_count
+from bottega.errors import EmptyKnowledgeBaseError, SettingError, check_count, check_fraction
 from bottega.generation.bundled_models import PhotoGenerator
 from bottega.image import Image
 from bottega.knowledge import JoinedEmbedder, KnowledgeBase
@@ -37,7 +37,7 @@ from bottega.protocols import (
 )
 from bottega.reranking import DemonstrationOrder, GatedReranker, TopKReranker
 from bottega.retrieval import DenseRetriever
-from bottega.routing.novelty_gate import AVERAGED, NoveltyGate
+from bottega.routing.novelty_gate import AVERAGED, FALSE_UNKNOWN, NoveltyGate
 from bottega.types import Candidate, Query, Sampling
 
 VectorSource: TypeAlias = Callable[[Collection[str]], dict[str, Vectors]]
@@ -175,20 +175,29 @@ def _photo_vectors(knowledge: KnowledgeBase, sha256s: Collection[str]) -> dict[s
     return found
 
 
-def novelty_gate(generator: Generator, knowledge: KnowledgeBase) -> NoveltyGate | None:
+def novelty_gate(
+    generator: Generator, knowledge: KnowledgeBase, *, false_unknown: float = FALSE_UNKNOWN
+) -> NoveltyGate | None:
     """Return the gate for the photograph model over a knowledge base of its own embedder, else
-    None. Blocks for about a second at 100,000 examples."""
+    None. It rejects about the share `false_unknown` of familiar photographs. Blocks for about a
+    second at 100,000 examples."""
+    check_fraction("false_unknown", false_unknown)
     if not share_features(generator, knowledge):
         return None
-    return NoveltyGate(knowledge.leave_one_out_scores(min(AVERAGED, max(1, len(knowledge) - 1))))
+    count = min(AVERAGED, max(1, len(knowledge) - 1))
+    return NoveltyGate(knowledge.leave_one_out_scores(count), false_unknown)
 
 
 def demonstration_guard(
-    generator: Generator, knowledge: KnowledgeBase, *, multi_label: bool = False
+    generator: Generator,
+    knowledge: KnowledgeBase,
+    *,
+    multi_label: bool = False,
+    false_unknown: float = FALSE_UNKNOWN,
 ) -> Callable[[Reranker], Reranker] | None:
     """Return what wraps the re-ranker of the photograph model over a knowledge base of its own
     embedder: `GatedReranker`, or `FittedReranker` where a metric was fitted. Else None."""
-    gate = novelty_gate(generator, knowledge)
+    gate = novelty_gate(generator, knowledge, false_unknown=false_unknown)
     if gate is None:
         return None
     if knowledge.fitted is None:
@@ -218,6 +227,7 @@ def visual_rag(
     sampling: Sampling | None = None,
     record: Recorder | None = None,
     price: Pricer | None = None,
+    false_unknown: float = FALSE_UNKNOWN,
 ) -> Pipeline:
     """Classify images with the `shots` nearest labelled images as demonstrations.
 
@@ -228,8 +238,9 @@ def visual_rag(
     pipeline again after adding examples of a new class. An empty `labels` allows any answer.
     `prompt` defaults to the paper's appendix A, or to brief turns for a generator that needs them,
     such as the bundled one. The photograph model abstains if no example is similar enough
-    (`NoveltyGate`). `retrieve` defaults to the search of `knowledge`. `sampling` defaults to greedy
-    replies of at most 64 tokens.
+    (`NoveltyGate`): wrongly for about the share `false_unknown` of familiar photographs. `retrieve`
+    defaults to the search of `knowledge`. `sampling` defaults to greedy replies of at most 64
+    tokens.
 
     Raises `SettingError`, and `EmptyKnowledgeBaseError` if `labels` is None and the knowledge base
     has none.
@@ -264,6 +275,8 @@ def visual_rag(
         sampling=sampling or Sampling(max_tokens=LABEL_TOKENS),
         record=record,
         price=price,
-        guard=demonstration_guard(generator, knowledge, multi_label=multi_label),
+        guard=demonstration_guard(
+            generator, knowledge, multi_label=multi_label, false_unknown=false_unknown
+        ),
     )
     return method.pipeline(retrieve or DenseRetriever(knowledge.search), shots)

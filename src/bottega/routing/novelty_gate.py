@@ -11,6 +11,7 @@ from bottega.protocols import Vectors
 from bottega.types import Candidate
 
 MIN_EXAMPLES = 50  # fewer examples cannot estimate a low quantile
+FALSE_UNKNOWN = 0.01  # share of familiar queries that are rejected by mistake
 AVERAGED = 10  # candidates in the mean similarity
 
 
@@ -27,7 +28,7 @@ class NoveltyGate:
     """
 
     similarities: Vectors
-    quantile: float = 0.01
+    quantile: float = FALSE_UNKNOWN
     _thresholds: dict[int, float] = field(default_factory=dict)
 
     def shows(self, candidates: Sequence[Candidate]) -> bool:
