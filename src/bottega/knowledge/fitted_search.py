@@ -254,7 +254,8 @@ class FittedSearch:
     def _candidates(self, hits: list[list[SearchHit]], living: int) -> list[list[Candidate]] | None:
         """Return the candidates of the hits, or None if another process has deleted one."""
         wanted = {hit.key for found in hits for hit in found}
-        examples = {key: self._recent[key] for key in wanted if key in self._recent}
+        # `get`: another thread may drop an entry at any moment.
+        examples = {key: one for key in wanted if (one := self._recent.get(key)) is not None}
         if missing := wanted - examples.keys():
             fetched = self._rows.by_keys(missing)
             if len(fetched) < len(missing):

@@ -56,11 +56,11 @@ def label_supports(rows: RowStore, *, seed: int = 0) -> list[LabelSupport]:
     excluded = np.zeros((len(ids), len(ids)), bool)
     for key, others in rows.same_image_keys(list(row)).items():
         excluded[row[key], [row[one] for one in others if one in row]] = True
-    if scatter.is_nothing:
+    if scatter.has_no_scatter:
         found = plain_leave_one_out(numbers, classes, excluded)
     else:
         found = leave_one_out(scatter, SHRINKAGE, excluded)
-    means = 0 if scatter.is_nothing else MEAN_COUNT
+    means = 0 if scatter.has_no_scatter else MEAN_COUNT
     shares = found.shares(classes, VoteRule(SHRINKAGE, NEIGHBOURS, means))
     own, best = shares[np.arange(len(ids)), classes], shares.argmax(axis=1)
     supports = [

@@ -95,7 +95,7 @@ class Scatter:
         return float(np.square(self.residuals).sum() / len(self.residuals))
 
     @property
-    def is_nothing(self) -> bool:
+    def has_no_scatter(self) -> bool:
         """Whether no class has two different vectors, so there is nothing to whiten by."""
         return self.variance < NO_SCATTER
 
@@ -130,7 +130,7 @@ class FittedMetric:
         """Fit the metric to vectors (n, d) and their classes (n,), numbered from 0. Return None
         if no class has two different vectors."""
         scatter = Scatter.of(vectors, classes)
-        if scatter.is_nothing:
+        if scatter.has_no_scatter:
             return None
         whitening = scatter.whitening(shrinkage)
         chosen = np.random.default_rng(seed).permutation(len(vectors))[:MAX_DIRECTIONS]

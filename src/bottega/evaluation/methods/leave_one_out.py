@@ -301,7 +301,7 @@ def fitted_trials(
     number = {one: index for index, one in enumerate(dict.fromkeys(labels))}
     classes = np.array([number[one] for one in labels])
     vectors = embedder.embed([one.query for one in sample.pool])
-    if (scatter := Scatter.of(vectors, classes)).is_nothing:
+    if (scatter := Scatter.of(vectors, classes)).has_no_scatter:
         return {}
     images = [image_hashes(one.query) for one in sample.pool]
     different = {one: index for index, one in enumerate(dict.fromkeys(images))}
