@@ -30,7 +30,7 @@ from bottega.knowledge.fitted_vote import (
     NEIGHBOURS,
     Similarities,
     VoteRule,
-    calibrated_exponent,
+    calibrate,
     leave_one_out,
     plain_leave_one_out,
     sharpened,
@@ -175,7 +175,7 @@ def compare(data: Photographs) -> tuple[dict[str, Named], float | None]:
         if metric is None or shrinkage is None:
             methods[name] = methods["cosine"]
             continue
-        exponent = calibrated_exponent(data.train, data.classes, shrinkage)
+        exponent = calibrate(data.train, data.classes, shrinkage).exponent
         found = similarities(metric, data.test, data.train, data.classes)
         methods[name] = vote(found, data, VoteRule(shrinkage, NEIGHBOURS, MEAN_COUNT), exponent)
     return methods | {"logreg": logistic(data)}, choice

@@ -83,6 +83,69 @@ def test_the_answer_is_the_vote_of_neighbours_and_class_means(
     assert all(text == expected for text, _, expected, _ in clear)
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ("magnet fracture", "magnet fray", "magnet free", "magnet crack"),
+        ("\u82f9\u679c", "\u82f9", "\u679c\u6c41", "\u6c34"),
+        ("1001", "1002", "10", "100"),
+        tuple(f"the {'very ' * 20}long name {letter}" for letter in "abcd"),
+        ("u", "un", "unknowns", "Unknown thing"),
+    ],
+    ids=["same beginning", "Chinese", "numbers", "long", "like unknown"],
+)
+def test_labels_are_read_as_wholes(model: PhotoGenerator, labels: tuple[str, ...]) -> None:
+    def answers(names: tuple[str, ...]) -> list[tuple[int | None, float | None]]:
+        with KnowledgeBase.open(":memory:", PhotoEmbedder("photos")) as knowledge:
+            knowledge.add(
+                Example(example(kind, variant).query, names[kind])
+                for kind in range(4)
+                for variant in range(EACH)
+            )
+            knowledge.fit_metric()
+            pipeline = visual_rag(knowledge, model)
+            found = asyncio.run(pipeline.answer_batch(queries()))
+        return [
+            (names.index(one.labels[0]) if one.labels else None, one.confidence) for one in found
+        ]
+
+    expected, found = answers(LABELS), answers(labels)
+    assert {number for number, _ in expected} >= {0, 1, 2, 3}
+    assert [number for number, _ in found] == [number for number, _ in expected]
+    confidences = [confidence for _, confidence in found]
+    assert confidences == pytest.approx([one for _, one in expected], abs=1e-4)
+
+
+def test_the_confidence_is_that_of_the_calibrated_vote(
+    base: KnowledgeBase, model: PhotoGenerator
+) -> None:
+    base.fit_metric()
+    pipeline, vote = visual_rag(base, model, shots=10), VectorClassifier(base, "knn", 10)
+
+    async def pairs() -> list[tuple[float, float]]:
+        found = []
+        for query in queries():
+            answer, expected = await pipeline.answer(query), (await vote(query)).answer
+            if answer.text == expected.text and answer.confidence and expected.confidence:
+                found.append((answer.confidence, expected.confidence))
+        return found
+
+    found = asyncio.run(pairs())
+    assert len(found) >= 18
+    differences = [abs(one - other) for one, other in found]
+    assert sorted(differences)[len(differences) * 9 // 10] < 0.05, found
+
+
+def test_stop_strings_cut_the_label(base: KnowledgeBase, model: PhotoGenerator) -> None:
+    def turns(label: str) -> tuple[Message, Message]:
+        asked = Message("user", (IMAGE_QUESTION, texture(0, 1)))
+        return asked, Message("assistant", (label,))
+
+    prompt = Prompt((*turns("big red apple"), turns("")[0]))
+    reply = asyncio.run(model.generate(prompt, Sampling(max_tokens=8, stop=(" red", "apple"))))
+    assert reply.completions[0].text == "big"
+
+
 def test_class_means_come_first_and_count(base: KnowledgeBase, model: PhotoGenerator) -> None:
     base.fit_metric()
     trace = asyncio.run(visual_rag(base, model, shots=5).trace(queries()[0]))

@@ -79,9 +79,10 @@ SAMPLED = 16  # images sampled to select the defaults
 
 def default_embedder(images: Iterable[Image]) -> str:
     """Return the name of the default embedder for these images: `photos-both` (`photos` without
-    the weights of Lite2) if most of the first `SAMPLED` images are photographs and the extra
-    `[photos]` is installed, else `bundled`."""
-    return default_photos() if has_photos() and are_photographs(images) else BUNDLED
+    the weights of Lite2) if the extra `[photos]` is installed and most of the first `SAMPLED`
+    images look like photographs, or `bundled` cannot be used for want of torch; else `bundled`."""
+    is_photo = has_photos() and (find_spec("torch") is None or are_photographs(images))
+    return default_photos() if is_photo else BUNDLED
 
 
 def has_photos() -> bool:
@@ -331,10 +332,14 @@ def local_model(spec: str, trust_remote_code: bool = False) -> TransformersGener
     return generator
 
 
-def embedder_note(default: str, images: Sequence[Image], command: str) -> str:
-    """Return why these images have this embedder, and the command that sets another one."""
+def embedder_note(default: str, images: Sequence[Image], command: str, reason: str = "") -> str:
+    """Return why these images have this embedder, and the command that sets another one. `reason`
+    replaces what the images look like."""
     if default in PHOTO_PARTS:
-        return f"embedder {default}: the images look like photographs; to change it: {command} NAME"
+        if not (reason or are_photographs(images)):
+            reason = f"{BUNDLED} needs torch"
+        reason = reason or "the images look like photographs"
+        return f"embedder {default}: {reason}; to change it: {command} NAME"
     if not has_photos() and are_photographs(images):
         return (
             "the images look like photographs, which need another embedder: install"

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from PIL import Image as Pillow
 
 from bottega import KnowledgeBase, TokenEmbedder, load_image_folder
+from bottega.cli import answer as answer_command
 from bottega.cli import tune as tune_command
-from bottega.evaluation.methods.leave_one_out import Setting, Trial, select
+from bottega.evaluation.methods.leave_one_out import LabelledSample, Setting, Trial, select
 from bottega.knowledge import PixelEmbedder
 from bottega.knowledge.tuned_settings import TunedSettings
 from tests.cli.conftest import Ran, Run
+from tests.cli.test_vector_answer import refuse_models
 
 
 def tuned(done: Ran) -> dict[str, Any]:
@@ -103,7 +107,7 @@ def test_a_dry_run_changes_nothing(run: Run, colours: Path) -> None:
     add_words(colours)
     before = run("stats", "k.db", "--json").out
     done = run("tune", "k.db", "--method", "knn", "--embed", "pixels", "--dry-run")
-    assert "10 shots, nearest-last; not stored: --dry-run" in done.out
+    assert "10 shots, nearest-last, classify by visual-rag; not stored: --dry-run" in done.out
     assert "chosen: pixels, " in done.out
     assert run("stats", "k.db", "--json").out == before
 
@@ -286,3 +290,85 @@ def test_the_decision_states_the_p_value() -> None:
     assert found.gain.low > 0
     assert not found.is_change
     assert "McNemar's p 0.125, may be due to chance" in tune_command._decision(found)
+
+
+@pytest.fixture
+def with_logreg(run: Run, colours: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Tune a base for which logistic regression is estimated to be the better method."""
+    run("add", "k.db", colours, "--embed", "pixels")
+
+    def all_right(sample: LabelledSample, *_: object) -> tuple[bool, ...]:
+        return (True,) * len(sample.items)
+
+    def mostly_wrong(
+        sample: LabelledSample, embedders: Any, shots: Any, *_: object
+    ) -> dict[tuple[str, int], tuple[bool, ...]]:
+        answers = tuple(index % 3 == 0 for index in range(len(sample.items)))
+        return {(name, count): answers for name in embedders for count in shots}
+
+    monkeypatch.setattr(tune_command, "logistic_trial", all_right)
+    monkeypatch.setattr(tune_command, "vote_trials", mostly_wrong)
+    monkeypatch.setattr(tune_command, "fitted_trials", lambda *_: {})
+    found = tuned(run("tune", "k.db", "--method", "knn", "--embed", "pixels", "--json"))
+    assert (found["method"], found["stored"]) == ("logreg", True)
+    return colours
+
+
+def test_a_better_regression_is_stored_and_classifies(
+    run: Run, with_logreg: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "classify by logreg" in run("stats", "k.db").out
+    image = with_logreg.parent / "new.png"
+    Pillow.new("RGB", (32, 32), (195, 8, 70)).save(image)
+    expected = orjson.loads(run("classify", "k.db", image, "--method", "logreg", "--json").out)[0]
+    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
+    monkeypatch.setattr(answer_command, "open_model", refuse_models)
+    [answer] = orjson.loads(run("classify", "k.db", image, "--json").out)
+    assert (answer["method"], answer["answer"], answer["model"]) == ("logreg", "ruby", None)
+    assert answer["confidence"] == pytest.approx(expected["confidence"])
+
+
+def test_an_option_of_the_model_uses_the_model(run: Run, with_logreg: Path) -> None:
+    image = with_logreg / "sky" / "3.png"
+    [answer] = orjson.loads(run("classify", "k.db", image, "--max-tokens", 9, "--json").out)
+    assert answer["model"] == "bundled:apprentice"
+
+
+def test_a_stored_regression_is_fitted_again_for_a_new_label(run: Run, with_logreg: Path) -> None:
+    folder = with_logreg / "black"
+    folder.mkdir()
+    for i in range(3):
+        Pillow.new("RGB", (32, 32), (i, i, i)).save(folder / f"{i}.png")
+    run("add", "k.db", with_logreg)
+    image = with_logreg.parent / "new.png"
+    Pillow.new("RGB", (32, 32), (4, 3, 3)).save(image)
+    [answer] = orjson.loads(run("classify", "k.db", image, "--json").out)
+    assert (answer["method"], answer["answer"]) == ("logreg", "black")
+
+
+def test_a_damaged_regression_is_an_error_with_a_hint(run: Run, with_logreg: Path) -> None:
+    with KnowledgeBase.open("k.db") as knowledge:
+        stored = orjson.loads(str(knowledge.note("logreg")))
+        stored["linear"]["offsets"] = ""
+        knowledge.set_note("logreg", orjson.dumps(stored).decode())
+    done = run("classify", "k.db", with_logreg / "sky" / "3.png")
+    assert done.code == 1
+    assert "damaged" in done.err
+    assert "bottega tune" in done.err
+
+
+def test_copies_are_left_out_of_the_estimate(run: Run, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for label in ("one", "two"):
+        (tmp_path / "noise" / label).mkdir(parents=True)
+        for i in range(6):
+            small = Pillow.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8))
+            image = small.resize((96, 96), Pillow.Resampling.BICUBIC)
+            image.save(tmp_path / "noise" / label / f"{i}.png")
+            image.save(tmp_path / "noise" / label / f"{i} again.jpg", quality=85)
+    run("add", "k.db", tmp_path / "noise", "--embed", "pixels")
+    found = tuned(run("tune", "k.db", "--method", "knn", "--embed", "pixels", "--json"))
+    assert len(found["copies"]) == 12
+    assert (found["n"], found["examples"]) == (12, 12)
+    shown = run("tune", "k.db", "--method", "knn", "--embed", "pixels", "--dry-run")
+    assert "left out: 12 copies of other images, such as " in shown.out

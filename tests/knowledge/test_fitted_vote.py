@@ -9,7 +9,7 @@ from bottega.knowledge.fitted_vote import (
     NONE,
     Similarities,
     VoteRule,
-    calibrated_exponent,
+    calibrate,
     leave_one_out,
     plain_leave_one_out,
     sharpened,
@@ -87,14 +87,14 @@ def test_calibrated_shares_are_close_to_the_accuracy(seed: int) -> None:
     metric = FittedMetric.fit(vectors, classes)
     shares = similarities(metric, queries, vectors, classes).shares(classes, VoteRule(0.7, 10, 20))
     right = (shares.argmax(axis=1) == classes).mean()
-    calibrated = sharpened(shares, calibrated_exponent(vectors, classes, 0.7)).max(axis=1).mean()
+    calibrated = sharpened(shares, calibrate(vectors, classes, 0.7).exponent).max(axis=1).mean()
     assert abs(calibrated - right) < 0.1
     assert abs(calibrated - right) < abs(shares.max(axis=1).mean() - right) + 0.03
 
 
 def test_without_a_fold_to_evaluate_shares_are_flattened() -> None:
     vectors = np.eye(4, dtype=np.float32)
-    assert calibrated_exponent(vectors, np.arange(4), 0.7) < 1.0
+    assert calibrate(vectors, np.arange(4), 0.7).exponent < 1.0
 
 
 def test_excluded_examples_do_not_vote() -> None:

@@ -52,7 +52,7 @@ class BaseConsole:
     def app(self) -> Starlette:
         renderer = Renderer(LINKS, Sessions(self.accounts, token=TOKEN))
         cache = CachePages(self.base, self.forgotten.append, 2)
-        knowledge = KnowledgePages(self.base)
+        knowledge = KnowledgePages(self.base, self.forgotten.append)
         return Starlette(
             routes=[
                 *common_routes(renderer),

@@ -81,6 +81,44 @@ def test_dropped_files_are_added_and_broken_ones_named(page: Page, tmp_path: Pat
         expect(page.locator(".grid img")).to_have_count(2)
 
 
+def test_wrong_labels_are_changed_together(page: Page, tmp_path: Path) -> None:
+    with base_console(tmp_path) as served:
+        served.embed = PixelEmbedder()
+        base = served.base()
+        for label, shade in (("dark <i>", 40), ("light", 200)):
+            base.add(labelled(label, *(noisy(shade + n, shade) for n in range(8))))
+        wrong = [Example(Query("What?", (noisy(n, 40),)), "light") for n in (98, 99)]
+        base.add([*wrong, Example(Query("What?", (noisy(97, 40),)), "light", ("light",), "seen")])
+        log_in(page, served.url)
+        page.goto(f"{served.url}/knowledge/wrong-labels")
+        boxes = page.get_by_label("change the label to dark <i>")
+        expect(boxes).to_have_count(3, timeout=10_000)
+        assert serious_findings(page) == []
+        boxes.nth(0).check()
+        boxes.nth(2).check()
+        page.get_by_role("button", name="Change the chosen labels").click()
+        expect(page.get_by_role("status")).to_contain_text("2 labels changed")
+        expect(boxes).to_have_count(1, timeout=10_000)
+        changed = [one for one in base if one.tags.get("provenance") == "human"]
+        assert {one.answer for one in changed} == {"dark <i>"}
+        assert len(base.ids_by_label()["dark <i>"]) == 10
+        assert len(base) == 19
+        assert served.forgotten == ["", ""]
+        assert all(one.labels in (None, ("dark <i>",)) for one in changed)
+
+
+def test_labels_of_examples_that_are_gone_stay(tmp_path: Path) -> None:
+    with base_console(tmp_path) as served:
+        served.base().add(labelled("x", noisy(1, 40)))
+        form = aiohttp.FormData([("relabel", "0123 new label")])
+        [(status, _)] = served.send(TOKEN, [("POST", "/knowledge/wrong-labels", form)])
+        assert status in (200, 303)
+        assert list(served.base().ids_by_label()) == ["x"]
+        [(status, text)] = served.send(TOKEN, [("POST", "/knowledge/wrong-labels", None)])
+        assert status == 400
+        assert "no example was chosen" in text
+
+
 def test_folders_are_labels_and_failures_lose_nothing(tmp_path: Path) -> None:
     with base_console(tmp_path) as served:
         form = aiohttp.FormData(quote_fields=False)

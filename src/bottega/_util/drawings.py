@@ -26,9 +26,12 @@ Grey = NDArray[np.int16]
 
 LOSSY_TYPES = {"image/jpeg", "image/webp", "image/avif", "image/heic"}
 # Images of the synthetic tasks and the digits are smaller and never in a lossy format.
-LARGE_SIDE = 128
+LARGE_SIDE = 64
 PHOTOGRAPH_SIDE = 64
 MIN_SPREAD, MIN_COLOURS = 4.0, 150  # mean range across channels; distinct colours out of 32,768
+# Of the brightness: its entropy in bits over 32 classes, and the share of the most frequent tone
+# with `TONE_WIDTH` neighbours. Paper or a painted ground is one tone.
+MIN_ENTROPY, MAX_TONE, TONE_WIDTH = 2.9, 0.55, 17
 
 
 def drawing_views(image: Pillow.Image) -> list[Pillow.Image]:
@@ -90,8 +93,9 @@ def _square(image: Pillow.Image, ink: NDArray[np.bool_], factor: int, paper: int
 
 
 def is_photograph(image: Image) -> bool:
-    """Return whether the image has many colours, and a lossy format or more than `LARGE_SIDE`
-    pixels a side. Grey photographs, and small ones in lossless formats, are not recognised."""
+    """Return whether the image has many colours or many tones, and a lossy format or more than
+    `LARGE_SIDE` pixels a side. Small photographs in lossless formats are not recognised: drawings
+    of their size have as many tones."""
     if not may_be_photograph(image):
         return False
     try:
@@ -102,7 +106,15 @@ def is_photograph(image: Image) -> bool:
     pixels = np.asarray(small, dtype=np.int16)
     spread = float(np.ptp(pixels, axis=2).mean())
     colours = len(np.unique((pixels // 8).reshape(-1, 3), axis=0))
-    return spread >= MIN_SPREAD and colours >= MIN_COLOURS
+    return (spread >= MIN_SPREAD and colours >= MIN_COLOURS) or _has_many_tones(small)
+
+
+def _has_many_tones(image: Pillow.Image) -> bool:
+    counts = np.array(image.convert("L").histogram()) / (image.width * image.height)
+    classes = counts.reshape(32, 8).sum(axis=1)
+    classes = classes[classes > 0]
+    tone = np.convolve(counts, np.ones(TONE_WIDTH)).max()
+    return bool(-(classes @ np.log2(classes)) >= MIN_ENTROPY and tone < MAX_TONE)
 
 
 def may_be_photograph(image: Image) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -36,7 +37,7 @@ from bottega.cli.options import (
 )
 from bottega.cli.output import note, noting_interruption, print_json, say, warn
 from bottega.cli.shown_progress import progress
-from bottega.errors import BottegaError, LoadError, SettingError
+from bottega.errors import BottegaError, LoadError, MissingDependencyError, SettingError
 from bottega.evaluation.methods.logistic import VECTOR_METHODS, VectorAnswer, VectorClassifier
 from bottega.evaluation.methods.prompts import (
     NEAREST_LAST,
@@ -50,8 +51,15 @@ from bottega.evaluation.outcomes import is_item_error
 from bottega.image import Image
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.loaders.scan import SUFFIXES, scan_images
-from bottega.knowledge.tuned_settings import tuned_for
-from bottega.naming import ModelSpec, default_master, default_model, open_model, suggestion
+from bottega.knowledge.tuned_settings import LOGREG, VISUAL_RAG, TunedSettings, tuned_for
+from bottega.naming import (
+    ModelSpec,
+    check_torch,
+    default_master,
+    default_model,
+    open_model,
+    suggestion,
+)
 from bottega.parsing import last_answer
 from bottega.pipeline import FixedRouter, Pipeline
 from bottega.protocols import Generator, Tier
@@ -62,8 +70,6 @@ from bottega.reranking import TopKReranker
 from bottega.retrieval import DenseRetriever
 from bottega.routing.novelty_gate import FALSE_UNKNOWN
 from bottega.types import IMAGE_QUESTION, Query, Sampling, Trace
-
-VISUAL_RAG = "visual-rag"
 
 CONCURRENCY = 16
 SHOTS, ASK_SHOTS = 10, 3  # defaults of classify and ask
@@ -78,13 +84,14 @@ class ClassifyOptions:
 
     model: DefaultModel = None
     method: Annotated[
-        str,
+        str | None,
         Option(
             metavar="NAME",
             help="visual-rag (a model with demonstrations); or, without a model, knn (the weighted"
             " vote of the nearest examples) or logreg (logistic regression on all examples).",
+            show_default=f"that of bottega tune, else {VISUAL_RAG}",
         ),
-    ] = VISUAL_RAG
+    ] = None
     shots: Annotated[
         int | None,
         Option(
@@ -121,9 +128,26 @@ class ClassifyOptions:
     traces: TraceFile = None
     json: Json = False
 
+    def chosen_method(self, tuned: TunedSettings | None) -> str:
+        """Return the method: that of bottega tune, unless one is set or an option needs a model."""
+        if self.method is not None:
+            return self.method
+        asks_model = any(value is not None for value in self._model_options.values())
+        return VISUAL_RAG if tuned is None or asks_model else tuned.method
+
     @property
-    def uses_model(self) -> bool:
-        return self.method not in VECTOR_METHODS
+    def _model_options(self) -> dict[str, object]:
+        """Options that only a model uses; None where they are not set."""
+        return {
+            "model": self.model,
+            "prompt": None if self.prompt == AUTO else self.prompt,
+            "order": None if self.order == NEAREST_LAST else self.order,
+            "max_tokens": self.max_tokens,
+            "stop": self.stop or None,
+            "false_unknown": self.false_unknown,
+            "price": self.price,
+            "traces": None if str(self.traces) == NO_TRACES else self.traces,
+        }
 
     @property
     def sampling(self) -> Sampling:
@@ -132,17 +156,8 @@ class ClassifyOptions:
 
     def check(self) -> None:
         """Raise `SettingError` for an unknown method, or options that it does not use."""
-        check_method(
-            self.method,
-            model=self.model,
-            prompt=None if self.prompt == AUTO else self.prompt,
-            order=None if self.order == NEAREST_LAST else self.order,
-            max_tokens=self.max_tokens,
-            stop=self.stop or None,
-            false_unknown=self.false_unknown,
-            price=self.price,
-            traces=None if str(self.traces) == NO_TRACES else self.traces,
-        )
+        if self.method is not None:
+            check_method(self.method, **self._model_options)
 
 
 @options_from_fields()
@@ -165,21 +180,22 @@ def classify(
     results = [ImageResult(path) for path in chain.from_iterable(map(_images, images))]
     # Fails before the files are opened.
     generator = open_model(options.model) if options.model else None
-    traces = options.traces if options.uses_model else StoreLocation(Path(NO_TRACES))
     classify_one: ImageClassifier
-    with (
-        open_to_search(file, options.embed, options.namespace, options.by) as knowledge,
-        open_recorder(traces) as record,
-    ):
-        shots = options.shots
-        _note_fewer_examples(None if options.method == "logreg" else shots, knowledge)
-        if (tuned := tuned_for(knowledge)) is not None:
+    with ExitStack() as stack:
+        knowledge = stack.enter_context(
+            open_to_search(file, options.embed, options.namespace, options.by)
+        )
+        shots, tuned = options.shots, tuned_for(knowledge)
+        method = options.chosen_method(tuned)
+        _note_fewer_examples(None if method == LOGREG else shots, knowledge)
+        if tuned is not None:
             shots, ordered = shots or tuned.shots, ordered if options.order else tuned.order
         shots = shots or SHOTS
         if len(labels := knowledge.labels()) == 1:
             note(f"{file} has the label {labels[0]!r} only; add images of other classes")
-        if options.uses_model:
-            generator = generator or open_model(default_model(knowledge.embedder()))
+        if method == VISUAL_RAG:
+            record = stack.enter_context(open_recorder(options.traces))
+            generator = generator or _default_model(knowledge)
             check_prompt(options.prompt, generator)
             pipeline = visual_rag(
                 knowledge,
@@ -198,11 +214,22 @@ def classify(
             )
             classify_one, models = pipeline.trace, [generator]
         else:
-            classify_one, models = VectorClassifier(knowledge, options.method, shots), []
+            classify_one, models = VectorClassifier(knowledge, method, shots), []
         _classify(classify_one, models, results, options.json)
     report_images(results, options.json)
     if any(one.error for one in results):
         raise Exit(1)
+
+
+def _default_model(knowledge: KnowledgeBase) -> Generator:
+    """Return the bundled model for a knowledge base. Raises `MissingDependencyError` without torch,
+    which the other methods do not need."""
+    try:
+        check_torch()
+    except MissingDependencyError as error:
+        error.hint = f"{error.hint}; or set --method knn, which needs no model"
+        raise
+    return open_model(default_model(knowledge.embedder()))
 
 
 def _classify(

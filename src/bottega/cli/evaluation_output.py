@@ -85,6 +85,11 @@ def print_results(
     if also:
         say("\nfurther metrics, with 95 % intervals")
         print_table(("method", "shots", "metric", "value", "low", "high"), also)
+    confident = [[r.method, r.shots, *vars(one).values()] for r in results for one in r.confident]
+    if confident:
+        say("\nanswers of at least a confidence, with 95 % intervals")
+        columns = ("method", "shots", "confidence", "n", "share", "value", "low", "high")
+        print_table(columns, confident)
     if differences:
         say("\npaired differences on the same items, with 95 % intervals")
         rows = [[getattr(one, name) for name in PAIRED_FIELDS] for one in differences]

@@ -22,9 +22,11 @@ from bottega.cli.options import Json, KnowledgeFile, Namespace, RecordedTraces, 
 from bottega.cli.output import clock, note, print_json, print_table, say
 from bottega.errors import NotFoundError, SettingError
 from bottega.evaluation.knowledge_rows import none_here, open_rows, option_for, others
+from bottega.evaluation.metrics.metric import accuracy
 from bottega.generation import OpenAIGenerator
 from bottega.knowledge import And, Contains, Eq, Filter, Range
 from bottega.knowledge.embedders.names import note_of, packaged_name
+from bottega.knowledge.stored_metric import StoredMetric
 from bottega.knowledge.tuned_settings import tuned_settings
 from bottega.naming import DISPATCHED, SIMULATED
 from bottega.recording import StoredTrace
@@ -145,7 +147,7 @@ def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) ->
     with open_rows(file, namespace) as knowledge:
         found, stored = vars(knowledge.stats()), knowledge.views()
         namespaces, elsewhere = knowledge.namespaces(), others(knowledge, namespace)
-        tuned = tuned_settings(knowledge)
+        tuned, metric = tuned_settings(knowledge), knowledge.stored_metric
         counts = {label: len(ids) for label, ids in knowledge.ids_by_label().items() if label}
         names = {
             view.name: packaged_name(view.fingerprint) or knowledge.note(note_of(view))
@@ -162,15 +164,21 @@ def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) ->
     if json:
         first = next((view["embedder"] for view in views.values()), None)
         document = {**found, "label_counts": counts, "views": views, "namespaces": namespaces}
-        print_json({**document, "embedder": first, "tuned": tuned})
+        print_json(
+            {**document, "embedder": first, "tuned": tuned, "confidence": _confidences(metric)}
+        )
         return
     totals = [(name, str(value)) for name, value in found.items() if name not in VIEW_FIELDS]
     if counts:
         position = [name for name, _ in totals].index("labels") + 1
         totals.insert(position, ("examples per label", _most_common(counts)))
     if tuned:
-        totals.append(("tuned", f"{plural(tuned.shots, 'shot')}, {tuned.order}"))
+        settings = f"{plural(tuned.shots, 'shot')}, {tuned.order}, classify by {tuned.method}"
+        totals.append(("tuned", settings))
     print_table(("field", "value"), totals)
+    if confidences := _confidences(metric):
+        say("\nvote of the neighbours and class means, in five folds, by its confidence")
+        print_table(tuple(confidences[0]), [tuple(one.values()) for one in confidences])
     if views:
         say("")
         rows = [
@@ -181,6 +189,17 @@ def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) ->
     if elsewhere:
         say("")
         print_table(("other namespace", "examples"), list(elsewhere.items()))
+
+
+def _confidences(metric: StoredMetric | None) -> list[dict[str, float]]:
+    """Return the share and the accuracy of the answers with at least each confidence."""
+    found = metric.calibration.by_confidence if metric else ()
+    rows = []
+    for least, n, right in found:
+        if n:
+            accurate = accuracy([index < right for index in range(n)])
+            rows.append({"confidence": least, "n": n, "share": n / found[0][1], **vars(accurate)})
+    return rows
 
 
 def _most_common(counts: Mapping[str, int]) -> str:

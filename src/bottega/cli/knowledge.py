@@ -35,9 +35,12 @@ from bottega.evaluation.knowledge_rows import (
     others,
     whole_name,
 )
+from bottega.evaluation.methods.leave_one_out import COMPARED, embedder_by_evidence
+from bottega.evaluation.methods.retrieval import OpenEmbedder
+from bottega.image import Image
 from bottega.knowledge import AddResult, KnowledgeBase
 from bottega.knowledge.batch import is_sound
-from bottega.knowledge.embedders.names import packaged_name, photo_tower, reads_text_only
+from bottega.knowledge.embedders.names import BUNDLED, packaged_name, photo_tower, reads_text_only
 from bottega.knowledge.loaders.folders import faint_images, similar_labels
 from bottega.knowledge.records import DEFAULT
 from bottega.knowledge.transfer import count_exported
@@ -104,11 +107,11 @@ def add(
         progress("adding", status),
     ):
         added = knowledge.add(chain(first, found.examples), on_error=skipped, progress=status)
+        default, reason = _embed_by_evidence(knowledge, opener, default, has_default)
         total, embedders = len(knowledge), _embedders(knowledge)
         _note_doubtful_labels(knowledge, file, first)
         _fit_metric(knowledge)
-    if (faint := faint_images(images)) is not None:
-        warn(faint)
+    _warn_of_faint_images(images)
     skipped.warn_of_rest()
     if added.new == added.duplicates == 0:
         raise _nothing_readable(source, skipped)
@@ -116,7 +119,28 @@ def add(
     text = _added_text(added, skipped, whole_name(file, namespace), total, embedders)
     print_result(json, {**counts, "skipped": skipped.reasons}, text)
     if has_default:
-        note(embedder_note(default, images, f"bottega reindex {file} --embed"))
+        note(embedder_note(default, images, f"bottega reindex {file} --embed", reason))
+
+
+def _warn_of_faint_images(images: Sequence[Image]) -> None:
+    if (faint := faint_images(images)) is not None:
+        warn(faint)
+
+
+def _embed_by_evidence(
+    knowledge: KnowledgeBase, opener: OpenEmbedder, default: str, is_new: bool
+) -> tuple[str, str]:
+    """Embed the images of a new file again if it has no embedder of photographs, but this one names
+    clearly more of them. Return the embedder and the reason."""
+    if not is_new or default != BUNDLED:
+        return default, ""
+    sample = knowledge.get_many(knowledge.sample_ids(COMPARED))
+    if (found := embedder_by_evidence(sample, opener)) is None:
+        return default, ""
+    with progress("embedding", len(knowledge)) as step:
+        knowledge.reindex(DEFAULT, opener(found[0]), progress=step)
+    note_embedder(knowledge, DEFAULT, found[0])
+    return found
 
 
 def _fit_metric(knowledge: KnowledgeBase) -> None:

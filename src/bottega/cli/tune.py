@@ -10,7 +10,7 @@ from typer import Option
 
 from bottega._util.event_loops import run_closing
 from bottega._util.progress import plural
-from bottega.cli.answer import SHOTS, VISUAL_RAG
+from bottega.cli.answer import SHOTS
 from bottega.cli.components import open_embedder
 from bottega.cli.knowledge_files import note_embedder, open_to_search, to_reindex
 from bottega.cli.options import DefaultModel, Json, KnowledgeFile, Namespace, Seed
@@ -31,12 +31,13 @@ from bottega.evaluation.methods.leave_one_out import (
     select,
     vote_trials,
 )
+from bottega.evaluation.methods.logistic import StoredLogistic
 from bottega.evaluation.metrics.metric import Estimate, bounds
 from bottega.generation.bundled_models import PhotoGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.metric import SHRINKAGE, metric_name
-from bottega.knowledge.stored_metric import metric_key
-from bottega.knowledge.tuned_settings import TunedSettings, tuned_for
+from bottega.knowledge.stored_metric import StoredMetric, metric_key
+from bottega.knowledge.tuned_settings import LOGREG, VISUAL_RAG, TunedSettings, tuned_for
 from bottega.naming import check_embedder, check_model, default_model, image_embedders, open_model
 from bottega.protocols import Embedder, Generator
 from bottega.reranking import DemonstrationOrder
@@ -53,12 +54,14 @@ COLUMNS = ("n", "accuracy", "low", "high", "difference", "low", "high")
 
 @dataclass(frozen=True)
 class Tuning:
-    """Result of `bottega tune`. `scorer` is the name of the model, or knn."""
+    """Result of `bottega tune`. `scorer` is the name of the model, or knn. `methods` compares the
+    chosen setting with logistic regression; the current method comes first."""
 
     sample: LabelledSample
     scorer: str
     embedder: Selection
     shots: Selection
+    methods: Selection
     logistic: Trial
 
     @property
@@ -66,8 +69,13 @@ class Tuning:
         return self.shots.chosen
 
     @property
+    def method(self) -> str:
+        best = self.methods.best if self.methods.is_change else self.methods.current
+        return LOGREG if best is self.logistic else VISUAL_RAG
+
+    @property
     def is_change(self) -> bool:
-        return self.embedder.is_change or self.shots.is_change
+        return self.embedder.is_change or self.shots.is_change or self.methods.is_change
 
 
 def tune(
@@ -114,7 +122,7 @@ def tune(
     ):
         with open_rows(file, namespace) as rows:
             view, spec = to_reindex(rows, None, None, file)
-            current = _current(knowledge, spec, rows.stored_shrinkage)
+            current = _current(knowledge, spec, rows.stored_metric)
         labelled = LabelledSample.of(knowledge, sample, seed)
         specs = dict.fromkeys([spec, *(names or _default_embedders(labelled))])
         embedders = cached_embedders(list(specs), knowledge, spec, labelled.pool, open_embedder)
@@ -124,11 +132,12 @@ def tune(
         by_shots = _compare_shots(labelled, embedder, by_vote.chosen, generator, seed)
         with progress("logistic regression", len(labelled.items)) as step:
             logistic = Trial(by_shots.chosen, logistic_trial(labelled, embedder, seed, step))
+        methods = _compare_methods(labelled, by_shots, logistic, tuned_for(knowledge), seed)
         scorer = generator.name if generator else KNN
-        result = Tuning(labelled, scorer, by_vote, by_shots, logistic)
+        result = Tuning(labelled, scorer, by_vote, by_shots, methods, logistic)
         if not dry_run:
             kept = RESUMES.format(file=file)
-            _store(knowledge, namespace, view, result, embedder)
+            _store(knowledge, namespace, view, result, embedder, seed)
         elsewhere = others(knowledge, namespace)
     if json:
         print_json(_document(result, seed, dry_run))
@@ -154,8 +163,9 @@ def _checked_options(method: str, model: str | None, embed: str | None) -> tuple
     return names
 
 
-def _current(knowledge: KnowledgeBase, spec: str, shrinkage: float | None) -> Setting:
+def _current(knowledge: KnowledgeBase, spec: str, metric: StoredMetric | None) -> Setting:
     """Return the stored setting, else the defaults of `classify`."""
+    shrinkage = metric.shrinkage if metric else None
     if (stored := tuned_for(knowledge)) is None:
         return Setting(spec, SHOTS, shrinkage=shrinkage)
     return Setting(spec, stored.shots, stored.order, shrinkage)
@@ -229,25 +239,46 @@ def _compare_shots(
     return select([Trial(*pair) for pair in zip(settings, answers, strict=True)], seed=seed)
 
 
+def _compare_methods(
+    sample: LabelledSample,
+    by_shots: Selection,
+    logistic: Trial,
+    stored: TunedSettings | None,
+    seed: int,
+) -> Selection:
+    """Compare the chosen setting with logistic regression; a gain above one standard error changes
+    the method. Several labels an image are left to the demonstrations."""
+    chosen = next(one for one in by_shots.trials if one.setting == by_shots.chosen)
+    trials = [chosen] if sample.multi_label else [chosen, logistic]
+    if stored is not None and stored.method == LOGREG:
+        trials.reverse()
+    return select(trials, seed=seed, changes_at_one_error=True)
+
+
 def _store(
-    knowledge: KnowledgeBase, namespace: str, view: str, result: Tuning, embedder: Embedder
+    knowledge: KnowledgeBase,
+    namespace: str,
+    view: str,
+    result: Tuning,
+    embedder: Embedder,
+    seed: int,
 ) -> None:
-    """Embed all examples again if the embedder changes; then store metric and settings. Without a
-    change, fit a stored metric to the examples of today.
+    """Embed all examples again if the embedder changes; then store metric, regression and settings.
+    Without a change, fit the stored ones to the examples of today.
 
     Searches use the old vectors and settings until all new vectors exist.
     """
-    if not result.is_change:
-        if knowledge.note(metric_key(namespace)) is not None:
-            knowledge.fit_metric(result.setting.shrinkage)
-        return
     if result.setting.embedder != result.embedder.current.setting.embedder:
         with progress("embedding", sum(knowledge.namespaces().values())) as step:
             knowledge.reindex(view, embedder, progress=step)
         note_embedder(knowledge, view, result.setting.embedder)
-    knowledge.fit_metric(result.setting.shrinkage)
-    settings = TunedSettings(embedder.fingerprint, result.setting.shots, result.setting.order)
-    settings.store(knowledge)
+    if result.is_change or knowledge.note(metric_key(namespace)) is not None:
+        knowledge.fit_metric(result.setting.shrinkage)
+    if result.method == LOGREG:
+        StoredLogistic.fit(knowledge, seed).store(knowledge)
+    if result.is_change:
+        shots, order = result.setting.shots, result.setting.order
+        TunedSettings(embedder.fingerprint, shots, order, result.method).store(knowledge)
 
 
 def _report(result: Tuning, file: str, seed: int, dry_run: bool) -> None:
@@ -258,6 +289,9 @@ def _report(result: Tuning, file: str, seed: int, dry_run: bool) -> None:
     )
     if sample.skipped:
         say(f"not classified: {plural(sample.skipped, 'image')} without another image of the label")
+    if sample.copies:
+        named = sample.copies[0].source or sample.copies[0].id
+        say(f"left out: {plural(len(sample.copies), 'copy')} of other images, such as {named}")
     by_vote = result.embedder
     say(
         "\nembedder and metric, by the vote of"
@@ -270,17 +304,15 @@ def _report(result: Tuning, file: str, seed: int, dry_run: bool) -> None:
     orders = [(trial.setting.shots, trial.setting.order) for trial in result.shots.trials]
     _print_trials(("shots", "order"), orders, result.shots)
     setting = result.setting
-    gain = _gain_of_logistic(result)
     say(
-        f"\nlogreg, a logistic regression on the vectors of {setting.embedder}:"
-        f" {_interval(result.logistic.accuracy)}; minus the chosen setting: {_interval(gain, '+')}"
+        f"\n{LOGREG}, a logistic regression on the vectors of {setting.embedder}:"
+        f" {_interval(result.logistic.accuracy)}; minus these demonstrations:"
+        f" {_interval(_gain_of_logistic(result), '+')}"
     )
-    if gain.low > 0:
-        say("logreg is more accurate here: bottega classify --method logreg")
     done = "not stored: --dry-run" if dry_run else f"stored in {file}"
     say(
         f"\nchosen: {setting.embedder}, {metric_name(setting.shrinkage)},"
-        f" {plural(setting.shots, 'shot')}, {setting.order};"
+        f" {plural(setting.shots, 'shot')}, {setting.order}, classify by {result.method};"
         f" {done if result.is_change else 'nothing changes'}"
     )
     note(
@@ -333,6 +365,7 @@ def _document(result: Tuning, seed: int, dry_run: bool) -> dict[str, object]:
         "n": len(sample.items),
         "examples": len(sample.pool),
         "skipped": sample.skipped,
+        "copies": [str(one.id) for one in sample.copies],
         "seed": seed,
         "scorer": result.scorer,
         "embedder": _selection(result.embedder),
@@ -341,6 +374,7 @@ def _document(result: Tuning, seed: int, dry_run: bool) -> dict[str, object]:
             **vars(result.logistic.accuracy),
             "difference": vars(_gain_of_logistic(result)),
         },
+        "method": result.method,
         "chosen": asdict(result.setting),
         "changed": result.is_change,
         "stored": result.is_change and not dry_run,

@@ -19,7 +19,12 @@ from bottega._util.locations import StoreLocation
 from bottega._util.progress import SILENT, Display, ReportStep, plural
 from bottega.errors import BottegaError, NoticeError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark, fingerprint, with_synonyms
-from bottega.evaluation.benchmarks.loading import KNOWLEDGE_BASE, load_benchmark, with_label_noise
+from bottega.evaluation.benchmarks.loading import (
+    KNOWLEDGE_BASE,
+    OWN_DATA,
+    load_benchmark,
+    with_label_noise,
+)
 from bottega.evaluation.benchmarks.passages import with_passages
 from bottega.evaluation.config import (
     ANSWER_TOKENS,
@@ -30,6 +35,7 @@ from bottega.evaluation.config import (
     parse_shots,
 )
 from bottega.evaluation.knowledge_rows import check_filled, chosen, embedder_spec, open_rows
+from bottega.evaluation.methods.leave_one_out import embedder_by_evidence
 from bottega.evaluation.methods.master_answers import stored_answers
 from bottega.evaluation.methods.method_actor import (
     ItemAnswer,
@@ -61,7 +67,11 @@ from bottega.evaluation.methods.prompts import (
     rationale_source,
     with_rationales,
 )
-from bottega.evaluation.methods.retrieval import check_retrieval_options, check_retrieve
+from bottega.evaluation.methods.retrieval import (
+    check_retrieval_options,
+    check_retrieve,
+    open_embedder,
+)
 from bottega.evaluation.methods.specifications import METHODS, SEARCH_METHODS
 from bottega.evaluation.outcomes import (
     Budget,
@@ -366,9 +376,12 @@ def _with_embedder(
         return replace(config, embed=BUNDLED)
     images = chain.from_iterable(example.query.images for example in data.knowledge)
     sample = list(islice(images, SAMPLED))
-    default = default_embedder(sample)
+    default, reason = default_embedder(sample), ""
+    if default == BUNDLED and config.benchmark.partition(":")[0] in OWN_DATA:
+        found = embedder_by_evidence(data.knowledge, open_embedder, seed=config.seed)
+        default, reason = found or (default, reason)
     if sample:
-        display.note(embedder_note(default, sample, command))
+        display.note(embedder_note(default, sample, command, reason))
     return replace(config, embed=default)
 
 

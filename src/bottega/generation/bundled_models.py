@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +16,10 @@ from bottega.bundled import bundled_folder
 from bottega.bundled.efficientnet import fuse, weights_installed
 from bottega.bundled.photo_model import NETWORKS
 from bottega.errors import needs_extra
-from bottega.generation.local import TransformersGenerator
+from bottega.generation.local import Request, TransformersGenerator
 from bottega.image import Image
 from bottega.protocols import Generator
-from bottega.types import Prompt, Reply, Sampling
+from bottega.types import Message, Prompt, Reply, Sampling
 
 if TYPE_CHECKING:
     from bottega.generation.in_process import InProcessModel
@@ -28,6 +30,7 @@ WARNING = (
     " images; {install}run bottega reindex K.db --embed photos, or set --model bundled:photos (in"
     " Python bundled('photos') and PhotoEmbedder()), or use a larger vision-language model"
 )
+UNKNOWN = "unknown"  # the photograph model's answer without a similar demonstration
 
 
 class PhotographWarning(UserWarning):
@@ -79,21 +82,82 @@ class BundledGenerator(TransformersGenerator):
         return model
 
 
+@dataclass(frozen=True)
+class LabelTokens:
+    """Answers of a prompt, each with one token of the vocabulary that stands for it.
+
+    The photograph model votes for the next token. Labels with equal first tokens would add up their
+    votes, and a label of several tokens would need several votes.
+    """
+
+    by_label: Mapping[str, str]
+
+    @classmethod
+    def of(cls, prompt: Prompt, words: Sequence[str]) -> LabelTokens:
+        """Return the tokens for a prompt; none if it has more answers than there are words, or ends
+        with the beginning of an answer."""
+        labels = dict.fromkeys(filter(None, map(_answer_text, prompt.messages)))
+        begun = bool(prompt.messages) and prompt.messages[-1].role == "assistant"
+        fits = len(labels) <= len(words) and not begun
+        return cls(dict(zip(labels, words, strict=False)) if fits else {})
+
+    def replaced(self, prompt: Prompt) -> Prompt:
+        """Return the prompt with tokens for its answers."""
+        messages = tuple(
+            Message(one.role, (word,)) if (word := self.by_label.get(_answer_text(one))) else one
+            for one in prompt.messages
+        )
+        return replace(prompt, messages=messages)
+
+    def restored(self, reply: Reply, stop: Sequence[str]) -> Reply:
+        """Return the reply with the answers for their tokens, each cut at the first stop string."""
+        labels = {word: label for label, word in self.by_label.items()}
+        texts = [labels.get(one.text, one.text) for one in reply.completions]
+        cut = [
+            min((text.partition(end)[0] for end in stop), key=len, default=text) for text in texts
+        ]
+        pairs = zip(reply.completions, cut, strict=True)
+        return replace(reply, completions=tuple(replace(one, text=text) for one, text in pairs))
+
+
+def _answer_text(message: Message) -> str:
+    """Return the text of a turn of the assistant, as the chat template writes it; else ""."""
+    texts = [part for part in message.parts if isinstance(part, str)]
+    is_answer = message.role == "assistant" and len(texts) == len(message.parts)
+    return " ".join(text.strip() for text in texts) if is_answer else ""
+
+
 class PhotoGenerator(TransformersGenerator):
-    """Photograph model that does not encode images whose vectors are available from its sources."""
+    """Photograph model that does not encode images whose vectors are available from its sources,
+    and reads each label as a whole (`LabelTokens`)."""
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         super().__init__(model, **options)
         self._sources: tuple[FeatureSource, ...] = ()
         self._prepare: Callable[[Sequence[Image]], None] | None = None
+        self._sharpness = 1.0
+
+    @cached_property
+    def _words(self) -> list[str]:
+        """Words of one token, without the beginnings of the answer "unknown"."""
+        document = json.loads(Path(self._source, "tokenizer.json").read_bytes())
+        return [
+            word
+            for word in document["model"]["vocab"]
+            if word.isascii() and word.isalpha() and not UNKNOWN.startswith(word)
+        ]
 
     def set_feature_sources(
-        self, *sources: FeatureSource, prepare: Callable[[Sequence[Image]], None] | None = None
+        self,
+        *sources: FeatureSource,
+        prepare: Callable[[Sequence[Image]], None] | None = None,
+        sharpness: float = 1.0,
     ) -> None:
         """Set the sources of image vectors; any thread may call them. If their vectors are not
         those of this model, `prepare` must make a source know any image: it receives the images of
-        a prompt that no source knows."""
-        self._sources, self._prepare = sources, prepare
+        a prompt that no source knows. `sharpness` multiplies the logits: the probabilities of the
+        labels are the shares of the vote to this power, which changes no greedy answer."""
+        self._sources, self._prepare, self._sharpness = sources, prepare, sharpness
         if self._loaded is not None and self._loaded.vision_cache is not None:
             self._loaded.vision_cache.set_sources(*sources)
 
@@ -101,6 +165,14 @@ class PhotoGenerator(TransformersGenerator):
         if self._prepare is not None:
             await asyncio.to_thread(self._prepare_images, prompt.images, self._prepare)
         return await super().generate(prompt, sampling)
+
+    async def _reply(self, request: Request) -> Reply:
+        if request.prefix is not None:  # it holds the tokens of the labels themselves
+            return await super()._reply(request)
+        tokens = LabelTokens.of(request.prompt, self._words)
+        prompt, sampling = tokens.replaced(request.prompt), replace(request.sampling, stop=())
+        reply = await super()._reply(Request(prompt, sampling, start=request.start))
+        return tokens.restored(reply, request.sampling.stop)
 
     def _prepare_images(
         self, images: Sequence[Image], prepare: Callable[[Sequence[Image]], None]
@@ -117,7 +189,10 @@ class PhotoGenerator(TransformersGenerator):
             fuse(model.model.base_model.vision_tower)
             if model.vision_cache is not None:
                 model.vision_cache.sources = self._sources
-        return super()._model()
+        model = super()._model()
+        if model.tree is not None:
+            model.tree.tree.sharpness = self._sharpness
+        return model
 
 
 def bundled(

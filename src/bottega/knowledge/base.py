@@ -51,9 +51,10 @@ from bottega.knowledge.records import (
 from bottega.knowledge.search import ATTEMPTS, empty_error
 from bottega.knowledge.stats import Stats, render_stats, stats_of
 from bottega.knowledge.stored_metric import (
+    StoredMetric,
     fitted_to,
+    metric_in_use,
     stored_metric,
-    stored_shrinkage,
     with_stored_metric,
 )
 from bottega.knowledge.stores import (
@@ -453,8 +454,8 @@ class KnowledgeBase:
     def _metric_name(self) -> str:
         if self._views or not self._uses_stored_metric:
             return self._searcher.metric
-        shrinkage = stored_shrinkage(self._rows)
-        return self._searcher.metric if shrinkage is None else metric_name(shrinkage)
+        used = metric_in_use(self._rows)
+        return self._searcher.metric if used is None else metric_name(used.shrinkage)
 
     def __len__(self) -> int:
         return self._rows.count()
@@ -536,9 +537,9 @@ class KnowledgeBase:
         return fitted.class_means(vectors, [query])[0]
 
     @property
-    def stored_shrinkage(self) -> float | None:
-        """The shrinkage of the stored metric; None for the plain cosine, and for a damaged one."""
-        return stored_shrinkage(self._rows)
+    def stored_metric(self) -> StoredMetric | None:
+        """The stored fitted metric; None for the plain cosine, and for a damaged one."""
+        return metric_in_use(self._rows)
 
     @property
     def fitted(self) -> FittedSearch | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from bottega.protocols import Vectors
 RAW_SCALE, FITTED_SCALE = 20.0, 10.0  # of cosines in the exponent of a vote
 NEIGHBOURS = 10  # of the vote that is calibrated
 FOLDS, MAX_CALIBRATED = 5, 1000
+THRESHOLDS = (0.5, 0.7, 0.8, 0.9, 0.95)  # confidences whose accuracy is reported
 EXPONENTS = np.geomspace(0.2, 6.0, 60)
 UNCALIBRATED = 0.4  # on three of five sets near the best exponent with two examples a class
 NOISE = 0.02  # share of labels that may be wrong
@@ -66,16 +68,50 @@ def sharpened(shares: Vectors, exponent: float) -> Vectors:
     return total
 
 
-def calibrated_exponent(
+@dataclass(frozen=True)
+class VoteCalibration:
+    """The `exponent` with which the shares of a vote are best probabilities, and the examples whose
+    label was voted with at least each confidence: (confidence, examples, right ones). The first
+    confidence is 0."""
+
+    exponent: float = 1.0
+    by_confidence: tuple[tuple[float, int, int], ...] = ()
+
+
+def calibrate(
     vectors: Vectors, classes: Classes, shrinkage: float, *, seed: int = 0
-) -> float:
-    """Return the exponent with which the shares of the vote are best probabilities: the least log
-    loss in five folds of at most `MAX_CALIBRATED` examples, each under a metric fitted to the other
-    folds. `UNCALIBRATED` if no fold can be evaluated, as with two examples a class.
+) -> VoteCalibration:
+    """Return the exponent with the least log loss in five folds of at most `MAX_CALIBRATED`
+    examples, each under a metric fitted to the other folds. It is `UNCALIBRATED` if no fold can be
+    evaluated, as with two examples a class.
 
     Exact leave-one-out would be too optimistic here: it has the accuracy of fitting again, but
     the reduced vectors of new examples lose length, which makes their votes more decided.
     """
+    losses = np.zeros(len(EXPONENTS))
+    folds = list(_held_out_shares(vectors, classes, shrinkage, seed))
+    if not folds:
+        return VoteCalibration(UNCALIBRATED)
+    for shares, gold in folds:
+        rows = np.arange(len(shares))
+        for index, exponent in enumerate(EXPONENTS):
+            right = sharpened(shares, exponent)[rows, gold]
+            # A few wrong labels must not flatten all confidences.
+            losses[index] -= np.log((1 - NOISE) * right + NOISE / shares.shape[1]).sum()
+    best = float(EXPONENTS[losses.argmin()])
+    sure = np.concatenate([sharpened(shares, best).max(axis=1) for shares, _ in folds])
+    correct = np.concatenate([shares.argmax(axis=1) == gold for shares, gold in folds])
+    counts = (
+        (least, int((sure >= least).sum()), int(correct[sure >= least].sum()))
+        for least in (0.0, *THRESHOLDS)
+    )
+    return VoteCalibration(best, tuple(counts))
+
+
+def _held_out_shares(
+    vectors: Vectors, classes: Classes, shrinkage: float, seed: int
+) -> Iterator[tuple[Vectors, Classes]]:
+    """Yield the shares (n, classes) of the examples of each fold, and their own classes."""
     rng = np.random.default_rng(seed)
     rows = rng.permutation(len(classes))[:MAX_CALIBRATED]
     vectors, classes = vectors[rows], np.unique(classes[rows], return_inverse=True)[1]
@@ -83,7 +119,7 @@ def calibrated_exponent(
     for label in range(classes.max() + 1):
         members = np.flatnonzero(classes == label)
         fold_of[members] = np.arange(len(members)) % FOLDS
-    rule, losses = VoteRule(shrinkage, NEIGHBOURS, MEAN_COUNT), np.zeros(len(EXPONENTS))
+    rule = VoteRule(shrinkage, NEIGHBOURS, MEAN_COUNT)
     for fold in range(FOLDS):
         inside = fold_of == fold
         known, own = np.unique(classes[~inside], return_inverse=True)
@@ -94,12 +130,7 @@ def calibrated_exponent(
         if (metric := FittedMetric.fit(rest, own, shrinkage=shrinkage)) is None:
             continue
         shares = similarities(metric, vectors[inside], rest, own).shares(own, rule)
-        gold = np.arange(len(shares)), np.searchsorted(known, classes[inside])
-        for index, exponent in enumerate(EXPONENTS):
-            right = sharpened(shares, exponent)[gold]
-            # A few wrong labels must not flatten all confidences.
-            losses[index] -= np.log((1 - NOISE) * right + NOISE / len(known)).sum()
-    return float(EXPONENTS[losses.argmin()]) if losses.any() else UNCALIBRATED
+        yield shares, np.searchsorted(known, classes[inside])
 
 
 def plain_leave_one_out(

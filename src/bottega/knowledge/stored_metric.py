@@ -5,14 +5,16 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from bottega.errors import SettingError, StoreError
 from bottega.knowledge.fitted_search import FittedSearch
-from bottega.knowledge.fitted_vote import calibrated_exponent
+from bottega.knowledge.fitted_vote import VoteCalibration, calibrate
 from bottega.knowledge.metric import SHRINKAGE, Classes, FittedMetric
 from bottega.knowledge.records import StoredView
 from bottega.knowledge.search import stacked
@@ -28,15 +30,15 @@ GROWTH = 0.25
 class StoredMetric:
     """Metric for the vectors of the embedder with this fingerprint. It was chosen for so many
     `examples` with so many different `labels`. `shrinkage` is None if the plain cosine was chosen;
-    `metric` is also None if too few labels repeated. `exponent` makes the shares of its vote
-    probabilities (`calibrated_exponent`)."""
+    `metric` is also None if too few labels repeated. `calibration` makes the shares of its vote
+    probabilities."""
 
     embedder: str
     shrinkage: float | None
     metric: FittedMetric | None
     examples: int
     labels: int
-    exponent: float = 1.0
+    calibration: VoteCalibration = field(default_factory=VoteCalibration)
 
     def is_outdated(self, examples: int, labels: int) -> bool:
         grown = labels != self.labels or examples > (1 + GROWTH) * self.examples
@@ -44,10 +46,10 @@ class StoredMetric:
 
     def store(self, rows: RowStore) -> None:
         fitted = self.metric and {
-            "centre": _packed(self.metric.centre),
-            "projection": _packed(self.metric.projection),
+            "centre": packed(self.metric.centre),
+            "projection": packed(self.metric.projection),
         }
-        document = {**vars(self), "metric": fitted}
+        document = {**vars(self), "metric": fitted, "calibration": vars(self.calibration)}
         rows.set_note(metric_key(rows.namespace), orjson.dumps(document).decode())
 
 
@@ -66,7 +68,7 @@ def stored_metric(rows: RowStore) -> StoredMetric | None:
             None if fitted is None else _fitted(**fitted, shrinkage=float(shrinkage)),
             int(stored["examples"]),
             int(stored["labels"]),
-            float(stored["exponent"]),
+            _calibration(**stored["calibration"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(
@@ -75,9 +77,9 @@ def stored_metric(rows: RowStore) -> StoredMetric | None:
         ) from error
 
 
-def stored_shrinkage(rows: RowStore) -> float | None:
-    """Return the shrinkage of the fitted metric that searches by the stored embedder use; None for
-    the plain cosine, and if the stored metric is damaged."""
+def metric_in_use(rows: RowStore) -> StoredMetric | None:
+    """Return the fitted metric that searches by the stored embedder use; None for the plain cosine,
+    and if the stored metric is damaged."""
     try:
         stored = stored_metric(rows)
     except StoreError:
@@ -85,7 +87,7 @@ def stored_shrinkage(rows: RowStore) -> float | None:
     if stored is None or stored.metric is None:
         return None
     used = any(one.fingerprint == stored.embedder for one in rows.views().values())
-    return stored.shrinkage if used else None
+    return stored if used else None
 
 
 def with_stored_metric(rows: RowStore, plain: VectorSearch, *, required: bool) -> VectorSearch:
@@ -101,7 +103,7 @@ def with_stored_metric(rows: RowStore, plain: VectorSearch, *, required: bool) -
                 hint=f"run bottega tune {rows.name}, or open it with metric='cosine'",
             )
         return plain
-    return FittedSearch(rows, plain, stored.metric, view.number, stored.exponent)
+    return FittedSearch(rows, plain, stored.metric, view.number, stored.calibration.exponent)
 
 
 def fitted_to(
@@ -127,8 +129,7 @@ def fitted_to(
     metric = FittedMetric.fit(found, classes, shrinkage=shrinkage)
     if metric is None:
         return chosen
-    exponent = calibrated_exponent(found, classes, shrinkage)
-    return replace(chosen, metric=metric, exponent=exponent)
+    return replace(chosen, metric=metric, calibration=calibrate(found, classes, shrinkage))
 
 
 def metric_key(namespace: str) -> str:
@@ -136,15 +137,24 @@ def metric_key(namespace: str) -> str:
     return f"{NOTE}.{namespace}" if namespace else NOTE
 
 
-def _packed(numbers: Vectors) -> str:
+def packed(numbers: NDArray[np.floating[Any]]) -> str:
+    """Return numbers as text, at the precision of float32."""
     return b64encode(numbers.astype("<f4").tobytes()).decode()
 
 
-def _fitted(centre: str, projection: str, shrinkage: float) -> FittedMetric:
-    mean, flat = (
-        np.frombuffer(b64decode(text, validate=True), "<f4").astype(np.float32)
-        for text in (centre, projection)
-    )
-    if not (len(mean) and np.isfinite(mean).all() and np.isfinite(flat).all()):
+def unpacked(text: str) -> Vectors:
+    """Return the numbers of `packed`, flat. Raises `ValueError` unless all are finite."""
+    numbers = np.frombuffer(b64decode(text, validate=True), "<f4").astype(np.float32)
+    if not (len(numbers) and np.isfinite(numbers).all()):
         raise ValueError("the numbers must be finite")
+    return numbers
+
+
+def _calibration(exponent: float, by_confidence: list[list[float]]) -> VoteCalibration:
+    counts = tuple((least, int(count), int(right)) for least, count, right in by_confidence)
+    return VoteCalibration(float(exponent), counts)
+
+
+def _fitted(centre: str, projection: str, shrinkage: float) -> FittedMetric:
+    mean, flat = map(unpacked, (centre, projection))
     return FittedMetric(mean, flat.reshape(len(mean), -1), shrinkage)

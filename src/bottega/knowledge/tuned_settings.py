@@ -12,15 +12,18 @@ from bottega.knowledge.base import KnowledgeBase
 
 NOTE = "tuned"  # key of the note of the default namespace
 ORDERS = ("nearest-last", "nearest-first", "shuffled")
+VISUAL_RAG, LOGREG = "visual-rag", "logreg"
 
 
 @dataclass(frozen=True)
 class TunedSettings:
-    """Number and order of demonstrations, for searches by the embedder with this fingerprint."""
+    """Number and order of demonstrations, for searches by the embedder with this fingerprint.
+    `method` classifies images: a model with demonstrations, or logistic regression."""
 
     embedder: str
     shots: int
     order: Literal["nearest-last", "nearest-first", "shuffled"] = "nearest-last"
+    method: str = VISUAL_RAG
 
     def store(self, knowledge: KnowledgeBase) -> None:
         """Store the settings of the namespace in the file."""
@@ -38,10 +41,14 @@ def tuned_settings(knowledge: KnowledgeBase) -> TunedSettings | None:
         return None
     try:
         stored = orjson.loads(note)
+        # Earlier versions stored no method.
+        stored = {"method": VISUAL_RAG, **stored}
         settings = TunedSettings(**{one.name: stored[one.name] for one in fields(TunedSettings)})
         if settings.embedder not in {view.fingerprint for view in knowledge.views().values()}:
             return None
         if settings.order not in ORDERS or type(settings.shots) is not int or settings.shots < 1:
+            raise ValueError
+        if settings.method not in (VISUAL_RAG, LOGREG):
             raise ValueError
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(

@@ -132,7 +132,9 @@ def share_features(generator: Generator, knowledge: KnowledgeBase) -> bool:
         def prepare(images: Sequence[Image]) -> None:
             search.keep(images, knowledge.embed([Query("", (image,)) for image in images]))
 
-        generator.set_feature_sources(partial(_fitted_features, search), prepare=prepare)
+        generator.set_feature_sources(
+            partial(_fitted_features, search), prepare=prepare, sharpness=search.exponent
+        )
         return True
     photos, name = photo_embedder_of(knowledge.embedder()), generator.name.removeprefix("bundled:")
     if photos is None or name not in photos.parts:

@@ -95,7 +95,9 @@ def gateway_routes(
                 check_namespace=check_namespace,
             ),
         ),
-        *knowledge_routes(renderer, KnowledgePages(open_base, check_namespace=check_namespace)),
+        *knowledge_routes(
+            renderer, KnowledgePages(open_base, forget, check_namespace=check_namespace)
+        ),
         page("/keys", keys.browse),
         admin_page("/keys", keys.add),
         admin_page("/keys/{id}/change", keys.change),

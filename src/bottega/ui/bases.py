@@ -126,6 +126,12 @@ def uploaded_image(file: UploadFile) -> Image:
     return image
 
 
+def human_tags(visit: Visit) -> dict[str, str]:
+    """Return the tags of an example that this user has made."""
+    account = visit.user.account.id
+    return {"provenance": HUMAN} | ({"account": account} if account else {})
+
+
 def provenance(example: Example) -> str:
     """Return the origin of the answer: `human`, `imported`, `master`, or "" if not recorded."""
     given = example.tags.get("provenance")

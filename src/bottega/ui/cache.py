@@ -23,7 +23,7 @@ from bottega.gateway.request.cached_examples import (
 from bottega.knowledge import And, Contains, Eq, Filter, In, KnowledgeBase, Range
 from bottega.openai_api.errors import ApiError
 from bottega.types import Candidate, Example, Query
-from bottega.ui.bases import MASTER, NamespacePages, existing, paged, uploaded_image
+from bottega.ui.bases import MASTER, NamespacePages, existing, human_tags, paged, uploaded_image
 from bottega.ui.pages import (
     HEADERS,
     Page,
@@ -101,9 +101,7 @@ class CachePages(NamespacePages):
         new = _edited(visit, old)
         if new == old:
             return _redirect(visit, f"/cache/{old.id}", "Nothing changed")
-        tags = {**old.tags, "provenance": HUMAN}
-        if visit.user.account.id:
-            tags["account"] = visit.user.account.id
+        tags = {**old.tags, **human_tags(visit)}
         new = replace(new, tags=tags, source=f"corrected by {visit.user.name}")
         id = correct_example(base, visit.namespace, old, new, self.forget)
         return _redirect(visit, f"/cache/{id}", "Saved")

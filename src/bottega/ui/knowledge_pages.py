@@ -11,8 +11,9 @@ from pathlib import PurePosixPath
 
 from starlette.routing import Route
 
+from bottega._util.progress import plural
 from bottega.errors import BottegaError, LoadError
-from bottega.gateway.request.cached_examples import HUMAN
+from bottega.gateway.request.cached_examples import Forget, correct_example
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.loaders.folders import label_text
 from bottega.knowledge.loaders.scan import is_system_name, named_folders, splits_below
@@ -20,9 +21,9 @@ from bottega.openai_api.errors import ApiError
 from bottega.types import IMAGE_QUESTION, Example, Query
 from bottega.ui.background import RELOAD_SECONDS
 from bottega.ui.base_analysis import NEIGHBOURS, BaseAnalyses, likely_wrong_labels, near_duplicates
-from bottega.ui.bases import NamespacePages, existing, paged, uploaded_image
+from bottega.ui.bases import NamespacePages, existing, human_tags, paged, uploaded_image
 from bottega.ui.forms import MAX_FILES
-from bottega.ui.pages import Page, PageResult, Renderer, Visit
+from bottega.ui.pages import Page, PageResult, Redirect, Renderer, Visit
 
 PAGE_SIZE = 60
 MAX_LISTED = 60
@@ -32,8 +33,10 @@ BATCH = 16  # images in memory at a time: each may have 40 megapixels
 
 @dataclass(frozen=True)
 class KnowledgePages(NamespacePages):
-    """Handlers of the knowledge base."""
+    """Handlers of the knowledge base. `forget` removes old replies from the response cache after a
+    change."""
 
+    forget: Forget
     analyses: BaseAnalyses = field(default_factory=BaseAnalyses)
 
     def browse(self, visit: Visit) -> PageResult:
@@ -96,6 +99,25 @@ class KnowledgePages(NamespacePages):
         }
         return self._page(visit, base, "knowledge_wrong_labels.html", values)
 
+    def relabel(self, visit: Visit) -> PageResult:
+        """Give the chosen examples the label that their neighbours suggest. An example that has
+        changed or gone since the page was made stays as it is."""
+        base, changed = self.base(visit), 0
+        chosen = dict(one.partition(" ")[::2] for one in visit.values("relabel"))
+        if not chosen:
+            raise ApiError("no example was chosen", hint="check the boxes of wrong labels")
+        for id, old in _by_id(base, chosen).items():
+            label = label_text(chosen[id])
+            labels = None if old.labels is None else (label,)
+            tags = {**old.tags, **human_tags(visit)}
+            new = replace(old, answer=label, labels=labels, tags=tags)
+            correct_example(base, visit.namespace, old, new, self.forget)
+            changed += 1
+        params = {"namespace": visit.namespace} if visit.namespace else {}
+        return Redirect(
+            "/knowledge/wrong-labels", f"{plural(changed, 'label')} changed", params=params
+        )
+
     def form(self, visit: Visit) -> PageResult:
         return self._form(visit, {})
 
@@ -130,6 +152,7 @@ def knowledge_routes(renderer: Renderer, pages: KnowledgePages) -> list[Route]:
         page("/knowledge/map", pages.map),
         page("/knowledge/duplicates", pages.duplicates),
         page("/knowledge/wrong-labels", pages.wrong_labels),
+        page("/knowledge/wrong-labels", pages.relabel, method="POST", right="can_store"),
         page("/knowledge/add", pages.form),
         page("/knowledge/add", pages.add, method="POST", right="can_store"),
     ]
@@ -139,10 +162,7 @@ def _examples(visit: Visit, on_error: Callable[[BottegaError], None]) -> Iterato
     """Yield the uploaded images as examples. The label comes from the form, else from the name of
     the class folder. Unreadable files and files without a label go to `on_error`."""
     question = visit.value("question").strip() or IMAGE_QUESTION
-    given = visit.value("label").strip()
-    tags = {"provenance": HUMAN}
-    if visit.user.account.id:
-        tags["account"] = visit.user.account.id
+    given, tags = visit.value("label").strip(), human_tags(visit)
     files = [
         (path, file)
         for file in (*visit.files("images"), *visit.files("folder"))

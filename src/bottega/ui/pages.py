@@ -94,6 +94,10 @@ class Visit:
             found = self.request.query_params.get(name, default)
         return storable_text(found)
 
+    def values(self, name: str) -> list[str]:
+        """Return all values of a field of the form, such as those of checked boxes."""
+        return [storable_text(one) for one in self.form.getlist(name) if isinstance(one, str)]
+
     def part(self, name: str) -> str:
         """Return a part of the path, such as an id."""
         return storable_text(str(self.request.path_params[name]))

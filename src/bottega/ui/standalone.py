@@ -120,9 +120,13 @@ def standalone_app(
     renderer = Renderer(links, Sessions(None, token=token))
     routes = common_routes(renderer)
     if open_base is not None:
-        routes += knowledge_routes(renderer, KnowledgePages(open_base))
+
+        def forget(namespace: str) -> None:
+            """There are no replies to forget."""
+
+        routes += knowledge_routes(renderer, KnowledgePages(open_base, forget))
         # The limit of pinned entries does not apply: the only user is an admin.
-        routes += cache_routes(renderer, CachePages(open_base, lambda namespace: None, 0))
+        routes += cache_routes(renderer, CachePages(open_base, forget, 0))
     if traces is not None:
         routes += request_routes(renderer, traces, open_base)
     if runs:

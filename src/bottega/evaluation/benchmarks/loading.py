@@ -6,15 +6,12 @@ import random
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
-import numpy as np
-
-from bottega import pixels
 from bottega._util.progress import plural
 from bottega.errors import ImageError, LoadError, NoticeError, OnError, SettingError
 from bottega.evaluation.benchmark import Benchmark, is_passage
@@ -34,6 +31,7 @@ from bottega.evaluation.benchmarks.source import Source
 from bottega.evaluation.benchmarks.vizwiz import vizwiz
 from bottega.evaluation.benchmarks.vl_icl import vl_icl
 from bottega.evaluation.benchmarks.vsr import vsr, vsr_mc
+from bottega.evaluation.image_copies import CopySearch, Signatures, signature_of
 from bottega.evaluation.methods.controls import corrupt, label_confusion
 from bottega.evaluation.metrics.metric import labels_of
 from bottega.knowledge.loaders.archives import is_archive
@@ -67,14 +65,6 @@ WITHOUT_LOCATION = {"digits", "tiles", *SYNTHETIC}
 LABELLED_IMAGES = ("image-folder", "manyicl")
 OWN_DATA = {*LABELLED_IMAGES, "jsonl", "table", KNOWLEDGE_BASE}
 PUBLISHED = tuple(name for name in SOURCES if name not in WITHOUT_LOCATION | OWN_DATA)
-# Measured on photographs, drawings and frames of videos (docs/evaluation.md): encoders and sizes
-# change all of an image a little, other objects in a scene change a part of it much.
-MIN_COSINE = 0.95
-MAX_DIFFERENCE = 16.0  # root mean square, in levels
-MAX_PEAK = (10.0, 2.5)  # in levels, and more per level of the difference
-DECODED_SIDE = 64
-
-Signatures = dict[str, np.ndarray]  # see `pixels.signature`, by the hash of the image
 
 
 def load_benchmark(
@@ -173,7 +163,7 @@ def _is_readable(item: Example, signatures: Signatures, on_error: OnError | None
     """Report and exclude a damaged image before anything is counted or run."""
     try:
         for image in item.query.images:
-            signatures[image.sha256] = pixels.signature(image.decode(at_least=DECODED_SIDE))
+            signatures[image.sha256] = signature_of(image)
     except ImageError as error:
         if on_error is None:
             raise
@@ -241,12 +231,17 @@ def _report_copies(data: Benchmark, signatures: Signatures, on_error: OnError) -
     known: defaultdict[str, dict[str, Example]] = defaultdict(dict)
     for example in data.knowledge:
         known[_folded_text(example)].update((i.sha256, example) for i in example.query.images)
-    searches = {text: _CopySearch(found, signatures) for text, found in known.items() if found}
+    searches = {
+        text: CopySearch({sha256: signatures[sha256] for sha256 in found})
+        for text, found in known.items()
+        if found
+    }
     copies: list[tuple[Example, Example]] = []
     for item in data.items:
-        if (search := searches.get(_folded_text(item))) is not None:
-            found = (search.copied(image.sha256) for image in item.query.images)
-            copies += [(item, one) for one in islice(filter(None, found), 1)]
+        text, images = _folded_text(item), (image.sha256 for image in item.query.images)
+        if (search := searches.get(text)) is not None:
+            found = chain.from_iterable(search.copies(one, signatures[one]) for one in images)
+            copies += [(item, known[text][one]) for one in islice(found, 1)]
     if copies:
         pair = " and ".join(str(example.source) for example in copies[0])
         on_error(
@@ -256,33 +251,6 @@ def _report_copies(data: Benchmark, signatures: Signatures, on_error: OnError) -
                 " keep one of each pair"
             )
         )
-
-
-class _CopySearch:
-    """Search for copies of images, in other bytes, among those of examples."""
-
-    def __init__(self, examples: Mapping[str, Example], signatures: Signatures) -> None:
-        self._examples, self._signatures = examples, signatures
-        self._hashes = list(examples)
-        self._steps = np.stack([pixels.brightness_steps(signatures[one]) for one in examples])
-
-    def copied(self, sha256: str) -> Example | None:
-        """Return the example with the nearest copy of an image. Almost uniform images have none."""
-        signature = self._signatures[sha256]
-        cosines = self._steps @ pixels.brightness_steps(signature)
-        near = np.flatnonzero(cosines >= MIN_COSINE)
-        for place in near[np.argsort(-cosines[near])]:
-            found = self._hashes[place]
-            if found != sha256 and _is_copy(signature, self._signatures[found]):
-                return self._examples[found]
-        return None
-
-
-def _is_copy(first: np.ndarray, second: np.ndarray) -> bool:
-    differences = np.abs(first.astype(np.float32) - second).max(axis=2)
-    mean = float(np.sqrt(np.square(differences).mean()))
-    least, factor = MAX_PEAK
-    return mean <= MAX_DIFFERENCE and float(differences.max()) <= least + factor * mean
 
 
 def _identities(example: Example) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from bottega._util.identity import image_hashes
 from bottega._util.progress import Progress, plural, showing_progress
 from bottega.errors import SettingError
+from bottega.evaluation.image_copies import CopySearch, signature_of
 from bottega.evaluation.methods.logistic import LabelledVectors, LogisticClassifier, check_labelled
 from bottega.evaluation.methods.retrieval import CachingEmbedder
 from bottega.evaluation.methods.votes import knn
@@ -25,16 +27,19 @@ from bottega.evaluation.metrics.metric import (
 )
 from bottega.knowledge import JoinedEmbedder, KnowledgeBase, PixelEmbedder, View
 from bottega.knowledge.embedders.composite import uncached
-from bottega.knowledge.embedders.names import PIXELS, joined_parts
-from bottega.knowledge.fitted_vote import VoteRule, leave_one_out
-from bottega.knowledge.metric import MEAN_COUNT, Scatter
+from bottega.knowledge.embedders.names import BUNDLED, PIXELS, joined_parts
+from bottega.knowledge.embedders.photo_embedder import default_photos
+from bottega.knowledge.fitted_vote import NEIGHBOURS, VoteRule, leave_one_out
+from bottega.knowledge.metric import MEAN_COUNT, SHRINKAGE, Scatter
 from bottega.knowledge.records import unit
+from bottega.naming import has_photos
 from bottega.protocols import Embedder, Generator
 from bottega.recipes import visual_rag
 from bottega.reranking import DemonstrationOrder
 from bottega.types import Answer, Example, Query
 
 MAX_POOL = 2000
+COMPARED = 200  # examples by which two embedders are compared
 FOLDS = 5
 CONCURRENCY = 16
 FEW = 2  # items whose difference says nothing
@@ -139,13 +144,16 @@ class LabelledSample:
     """Images to classify (`items`), and the examples among which each finds its neighbours.
 
     `items` is a part of `pool`. An image whose labels have no other image is only in `pool`,
-    because the other examples cannot name its label. `skipped` is the number of such images."""
+    because the other examples cannot name its label. `skipped` is the number of such images.
+    `copies` are the examples left out because an earlier image is the same in another size or
+    encoding: they would name each other's labels."""
 
     pool: tuple[Example, ...]
     items: tuple[Example, ...]
     labels: tuple[str, ...]
     multi_label: bool
     skipped: int
+    copies: tuple[Example, ...] = ()
 
     @classmethod
     def of(cls, knowledge: KnowledgeBase, size: int, seed: int) -> LabelledSample:
@@ -158,7 +166,15 @@ class LabelledSample:
         rng = random.Random(seed)
         ids = list(knowledge.ids())
         pool = knowledge.get_many(rng.sample(ids, min(MAX_POOL, len(ids))))
-        _check_images(pool)
+        return cls.of_pool(pool, size, rng, multi_label=knowledge.is_multi_label())
+
+    @classmethod
+    def of_pool(
+        cls, examples: Sequence[Example], size: int, rng: random.Random, *, multi_label: bool
+    ) -> LabelledSample:
+        """Sample at most `size` items of labelled examples. Raises `SettingError` as `of` does."""
+        _check_images(examples)
+        pool, copies = _without_copies(examples)
         images = _images_by_label(pool)
         if len(images) < 2:
             raise SettingError(
@@ -172,9 +188,8 @@ class LabelledSample:
                 hint="add more images of the same labels",
             )
         items = tuple(rng.sample(named, min(size, len(named))))
-        multi_label = knowledge.is_multi_label()
         skipped = len(pool) - len(named)
-        return cls(tuple(pool), items, tuple(images), multi_label, skipped)
+        return cls(tuple(pool), items, tuple(images), multi_label, skipped, tuple(copies))
 
     @property
     def queries(self) -> list[Query]:
@@ -185,6 +200,26 @@ class LabelledSample:
         """Return which answers name exactly the labels of their item."""
         pairs = zip(answers, self.items, strict=True)
         return tuple(one.valid and {*one.labels} == {*labels_of(item)} for one, item in pairs)
+
+
+def _without_copies(examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
+    """Return the examples, and apart from them those whose images all are copies of an earlier
+    example's."""
+    signatures = {
+        image.sha256: signature_of(image) for one in examples for image in one.query.images
+    }
+    search, order = CopySearch(signatures), {sha: index for index, sha in enumerate(signatures)}
+    kept: list[Example] = []
+    copies: list[Example] = []
+    for example in examples:
+        hashes = {image.sha256 for image in example.query.images}
+        first = min(order[sha] for sha in hashes)
+        is_copy = all(
+            any(order[found] < first for found in search.copies(sha, signatures[sha]))
+            for sha in hashes
+        )
+        (copies if is_copy else kept).append(example)
+    return kept, copies
 
 
 def _check_images(examples: Sequence[Example]) -> None:
@@ -316,6 +351,39 @@ def fitted_trials(
             correct = (named == classes)[rows]
             found[shrinkage, count] = tuple(bool(one) for one in correct)
     return found
+
+
+def embedder_by_evidence(
+    examples: Sequence[Example], open_embedder: Callable[[str], Embedder], *, seed: int = 0
+) -> tuple[str, str] | None:
+    """Return the default embedder of photographs and the reason for it, if it names clearly more of
+    the examples than `bundled`, each by the vote of the others; else None.
+
+    At most `COMPARED` examples are compared. None is also returned where one of the embedders is
+    not installed, and where no label repeats.
+    """
+    if not has_photos() or find_spec("torch") is None:
+        return None
+    rng = random.Random(seed)
+    some = rng.sample(examples, min(COMPARED, len(examples)))
+    multi_label = any(len(labels_of(one)) > 1 for one in some)
+    try:
+        sample = LabelledSample.of_pool(some, COMPARED, rng, multi_label=multi_label)
+    except SettingError:
+        return None
+    names = BUNDLED, default_photos()
+    embedders = {name: CachingEmbedder(open_embedder(name)) for name in names}
+    found = vote_trials(sample, embedders, [NEIGHBOURS])
+    trials = [Trial(Setting(name, NEIGHBOURS), found[name, NEIGHBOURS]) for name in names]
+    if fits_metric(sample):
+        fitted = fitted_trials(sample, embedders[names[1]], [NEIGHBOURS], [SHRINKAGE])
+        trials += [Trial(Setting(names[1], NEIGHBOURS), one) for one in fitted.values()]
+    chosen = select(trials, seed=seed, changes_at_one_error=True)
+    if not chosen.is_change:
+        return None
+    least, most = (f"{one.accuracy.value:.2f}" for one in (chosen.current, chosen.best))
+    count = plural(len(sample.items), "labelled image")
+    return names[1], f"the others name {most} of {count} by it, {least} by {BUNDLED}"
 
 
 async def model_trials(

@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from threading import Lock
+from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from bottega._util.caching import LRUCache
 from bottega._util.identity import Exclude
 from bottega._util.progress import plural
-from bottega.errors import SettingError
+from bottega.errors import SettingError, StoreError
 from bottega.evaluation.methods.votes import knn, no_label, with_means
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.records import unit
+from bottega.knowledge.stored_metric import GROWTH, packed, unpacked
 from bottega.protocols import Vectors
 from bottega.types import Answer, Candidate, Query
 
@@ -32,8 +35,25 @@ MAX_TUNED = 2000
 MAX_ITERATIONS = 1000
 MAX_REFITS = 16
 ALL_LABELS = ""  # key of the model over all labels
+LOGISTIC_NOTE = "logreg"  # key of the note of the default namespace
 
 ClassIndices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LinearSoftmax:
+    """Class probabilities, the softmax of a linear function: `weights` (classes, dimension),
+    `offsets` (classes,)."""
+
+    weights: NDArray[np.floating[Any]]
+    offsets: NDArray[np.floating[Any]]
+
+    def probabilities(self, vectors: Vectors) -> NDArray[np.float64]:
+        """Return (n, classes)."""
+        logits = vectors.astype(np.float64) @ self.weights.T + self.offsets
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        shares: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
+        return shares
 
 
 class LogisticModel:
@@ -41,16 +61,19 @@ class LogisticModel:
 
     def __init__(self, vectors: Vectors, targets: ClassIndices, c: float) -> None:
         self.classes: ClassIndices = np.unique(targets)
-        self._probabilities: Callable[[Vectors], NDArray[np.float64]] = _ones
+        self.linear = LinearSoftmax(np.zeros((1, vectors.shape[1])), np.zeros(1))
         if len(self.classes) > 1:
             from sklearn.linear_model import LogisticRegression  # takes a second to import
 
-            model = LogisticRegression(C=c, max_iter=MAX_ITERATIONS)
-            self._probabilities = model.fit(vectors, targets).predict_proba
+            model = LogisticRegression(C=c, max_iter=MAX_ITERATIONS).fit(vectors, targets)
+            weights, offsets = model.coef_, model.intercept_
+            if len(self.classes) == 2:  # scikit-learn keeps one row, the log odds
+                weights, offsets = np.vstack([0 * weights, weights]), np.append(0, offsets)
+            self.linear = LinearSoftmax(weights, offsets)
 
     def probabilities(self, vectors: Vectors) -> NDArray[np.float64]:
         """Return (n, classes), in the order of `classes`."""
-        return self._probabilities(vectors)
+        return self.linear.probabilities(vectors)
 
     def probability(self, vector: Vectors, target: int) -> float:
         """Return the probability of one class, 0 for a class without examples."""
@@ -106,10 +129,6 @@ def _held_out_loss(
     probabilities = model.probabilities(vectors[held_out])
     gold = probabilities[np.arange(len(columns)), columns]
     return float(-np.log(np.maximum(gold, np.finfo(np.float64).tiny)).sum())
-
-
-def _ones(vectors: Vectors) -> NDArray[np.float64]:
-    return np.ones((len(vectors), 1))
 
 
 def check_labelled(knowledge: KnowledgeBase, method: str) -> None:
@@ -198,16 +217,86 @@ class LogisticClassifier:
             )
             return Answer(", ".join(chosen), labels=chosen)
         model = self._models[ALL_LABELS]
-        probabilities = model.probabilities(vector[None])[0]
-        label = self._names[model.classes[probabilities.argmax()]]
-        return Answer(label, labels=(label,), confidence=float(probabilities.max()))
+        names = [self._names[target] for target in model.classes]
+        return most_probable(names, model.linear, vector)
+
+    def weights(self) -> tuple[list[str], LinearSoftmax]:
+        """Return the labels and weights of the model over all labels. Raises `KeyError` without
+        examples, and for a multi-label classifier."""
+        model = self._models[ALL_LABELS]
+        return [self._names[target] for target in model.classes], model.linear
+
+
+def most_probable(labels: Sequence[str], linear: LinearSoftmax, vector: Vectors) -> Answer:
+    """Return the most probable label of a vector (dimension,) as an answer."""
+    probabilities = linear.probabilities(vector[None])[0]
+    label = labels[int(probabilities.argmax())]
+    return Answer(label, labels=(label,), confidence=float(probabilities.max()))
+
+
+@dataclass(frozen=True)
+class StoredLogistic:
+    """Logistic regression that `bottega tune` fitted to so many `examples`, stored beside them, for
+    vectors of the embedder with this fingerprint."""
+
+    embedder: str
+    labels: tuple[str, ...]
+    linear: LinearSoftmax
+    examples: int
+
+    @classmethod
+    def fit(cls, knowledge: KnowledgeBase, seed: int) -> StoredLogistic:
+        """Fit to all examples, which have one label each."""
+        data = LabelledVectors.of(knowledge)
+        labels, linear = LogisticClassifier(data, seed=seed).weights()
+        return cls(knowledge.embedder().fingerprint, tuple(labels), linear, len(data.ids))
+
+    def store(self, knowledge: KnowledgeBase) -> None:
+        linear = {name: packed(one) for name, one in vars(self.linear).items()}
+        document = orjson.dumps({**vars(self), "linear": linear}).decode()
+        knowledge.set_note(_logistic_key(knowledge), document)
+
+
+def stored_logistic(knowledge: KnowledgeBase) -> StoredLogistic | None:
+    """Return the stored regression of the namespace; None without one for the embedder in use, and
+    once there are other labels or more examples by `GROWTH`. Raises `StoreError` if it is
+    damaged."""
+    if (note := knowledge.note(_logistic_key(knowledge))) is None:
+        return None
+    try:
+        stored = orjson.loads(note)
+        labels, examples = tuple(map(str, stored["labels"])), int(stored["examples"])
+        offsets = unpacked(stored["linear"]["offsets"])
+        weights = unpacked(stored["linear"]["weights"]).reshape(len(labels), -1)
+        found = StoredLogistic(
+            stored["embedder"], labels, LinearSoftmax(weights, offsets), examples
+        )
+        if weights.shape[1] != knowledge.embedder().dimension or len(offsets) != len(labels):
+            raise ValueError("the shapes differ")
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"the stored logistic regression is damaged, got {note!r:.80}",
+            hint="run bottega tune again",
+        ) from error
+    is_current = (
+        found.embedder == knowledge.embedder().fingerprint
+        and {*knowledge.labels()} == {*labels}
+        and len(knowledge) <= (1 + GROWTH) * examples
+    )
+    return found if is_current else None
+
+
+def _logistic_key(knowledge: KnowledgeBase) -> str:
+    namespace = knowledge.stats().namespace
+    return f"{LOGISTIC_NOTE}.{namespace}" if namespace else LOGISTIC_NOTE
 
 
 class KnowledgeBaseLogistic:
     """Logistic regression on the labelled examples of a knowledge base, fitted at the first query.
 
     If `exclude` removes examples for a query, such as its own image, C is selected and the model
-    fitted again without them. `answer` blocks; threads may share an instance.
+    fitted again without them. Other queries are answered by `fitted`, if it is given. `answer`
+    blocks; threads may share an instance.
     """
 
     def __init__(
@@ -218,8 +307,9 @@ class KnowledgeBaseLogistic:
         multi_label: bool = False,
         seed: int = 0,
         exclude: Exclude = "same-image",
+        fitted: StoredLogistic | None = None,
     ) -> None:
-        self._knowledge, self._within = knowledge, within
+        self._knowledge, self._within, self._stored = knowledge, within, fitted
         self._multi_label, self._seed, self._exclude = multi_label, seed, exclude
         self._fitted: tuple[LabelledVectors, LogisticClassifier] | None = None
         self._refits: LRUCache[frozenset[str], LogisticClassifier] = LRUCache(MAX_REFITS)
@@ -228,10 +318,12 @@ class KnowledgeBaseLogistic:
     def answer(self, query: Query, vector: Vectors | None = None) -> Answer:
         """Return the label of a query. With its `vector`, the query is not embedded."""
         excluded = self._knowledge.excluded_ids(query, exclude=self._exclude)
-        with self._lock:  # fit once, and use the cores for one fit at a time
-            classify = self._classifier(excluded)
         if vector is None:
             vector = self._knowledge.embed([query])[0]
+        if self._stored is not None and not excluded:
+            return most_probable(self._stored.labels, self._stored.linear, unit(vector))
+        with self._lock:  # fit once, and use the cores for one fit at a time
+            classify = self._classifier(excluded)
         return classify(unit(vector))
 
     def _classifier(self, excluded: Set[str]) -> LogisticClassifier:
@@ -273,7 +365,9 @@ class VectorClassifier:
         check_labelled(knowledge, method)
         self._knowledge, self._method, self._neighbours = knowledge, method, neighbours
         self._multi_label = knowledge.is_multi_label()
-        self._logistic = KnowledgeBaseLogistic(knowledge, multi_label=self._multi_label)
+        self._logistic = KnowledgeBaseLogistic(
+            knowledge, multi_label=self._multi_label, fitted=stored_logistic(knowledge)
+        )
 
     async def __call__(self, query: Query) -> VectorAnswer:
         return await asyncio.to_thread(self._answer, query)

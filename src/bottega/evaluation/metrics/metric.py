@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bottega.errors import SettingError
+from bottega.knowledge.fitted_vote import THRESHOLDS
 from bottega.types import Answer, Example
 
 RESAMPLES = 2000
@@ -351,3 +352,35 @@ def _whole(
 def labels_of(example: Example) -> tuple[str, ...]:
     """Return the example's labels; without explicit labels, its answer."""
     return (example.answer,) if example.labels is None else example.labels
+
+
+@dataclass(frozen=True)
+class AtConfidence:
+    """Mean score, with its interval, of the `n` answers with at least this `confidence`; `share` is
+    their part of all answers."""
+
+    confidence: float
+    n: int
+    share: float
+    value: float
+    low: float
+    high: float
+
+
+def by_confidence(judged: Sequence[Judgement], *, seed: int) -> tuple[AtConfidence, ...]:
+    """Return the scores of the answers above each of `THRESHOLDS` that any answer reaches; nothing
+    if no answer has a confidence."""
+    found = []
+    for least in THRESHOLDS:
+        scores = [
+            one.score
+            for one in judged
+            if one.answer.confidence is not None and one.answer.confidence >= least
+        ]
+        if scores:
+            score = mean(scores, seed=seed)
+            share = len(scores) / len(judged)
+            found.append(
+                AtConfidence(least, len(scores), share, score.value, score.low, score.high)
+            )
+    return tuple(found)

@@ -12,7 +12,13 @@ from bottega._util.progress import Progress, showing_progress
 from bottega.errors import BottegaError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import CUSTOM, RunConfig
-from bottega.evaluation.metrics.metric import Estimate, Judgement, calibration
+from bottega.evaluation.metrics.metric import (
+    AtConfidence,
+    Estimate,
+    Judgement,
+    by_confidence,
+    calibration,
+)
 from bottega.evaluation.outcomes import (
     Budget,
     EndpointCheck,
@@ -45,7 +51,7 @@ class MethodResult:
     items, `invalid` replies included. `failed` items (no answer from the endpoint) and `missing`
     items (budget spent before) are excluded from all other figures. Values are None without an
     answer. `seconds` exclude earlier, interrupted runs; `also` holds the benchmark's further
-    metrics and the calibration error.
+    metrics and the calibration error, `confident` the scores of answers above several confidences.
     """
 
     method: str
@@ -64,6 +70,7 @@ class MethodResult:
     seconds: float
     missing: int = 0
     also: tuple[Figure, ...] = field(default=())
+    confident: tuple[AtConfidence, ...] = ()
 
     def _repr_html_(self) -> str:
         return notebook.render("result", self)
@@ -85,7 +92,8 @@ def summarize(
     `figures` may include that of the main `metric`; the calibration error is added to the others.
     """
     main = next((figure for figure in figures if figure.metric == metric), None)
-    calibrated = calibration(_judgements(scored, 0), seed=seed)
+    judged = _judgements(scored, 0)
+    calibrated = calibration(judged, seed=seed)
     also = [figure for figure in figures if figure is not main]
     also += [] if calibrated is None else [_figure(calibrated.name, calibrated.error)]
     costs = [s.cost_usd for s in scored if s.cost_usd is not None]
@@ -106,6 +114,7 @@ def summarize(
         seconds=seconds,
         missing=items - len(scored) - failed,
         also=tuple(also),
+        confident=by_confidence(judged, seed=seed),
     )
 
 
