@@ -77,14 +77,12 @@ class Photographs:
 
 @dataclass(frozen=True)
 class Named:
-    """Whether a method names each test photograph correctly, and its confidence in each."""
+    """Whether a method names each test photograph correctly, its confidence in each, and the share
+    of the nearest examples with the right label."""
 
     correct: NDArray[np.bool_]
     confidence: Vectors
-
-    @classmethod
-    def of(cls, shares: Vectors, gold: Classes) -> Named:
-        return cls(shares.argmax(axis=1) == gold, shares.max(axis=1))
+    purity: float = np.nan
 
     @property
     def calibration_error(self) -> float:
@@ -132,7 +130,10 @@ def embedded(queries: Sequence[Query], spec: str) -> Iterator[Vectors]:
 
 
 def vote(found: Similarities, data: Photographs, rule: VoteRule, exponent: float = 1.0) -> Named:
-    return Named.of(sharpened(found.shares(data.classes, rule), exponent), data.gold)
+    shares = sharpened(found.shares(data.classes, rule), exponent)
+    nearest = np.argsort(-found.examples, axis=1)[:, :NEIGHBOURS]
+    purity = float((data.classes[nearest] == data.gold[:, None]).mean())
+    return Named(shares.argmax(axis=1) == data.gold, shares.max(axis=1), purity)
 
 
 def chosen_shrinkage(data: Photographs) -> float | None:
@@ -163,8 +164,9 @@ def logistic(data: Photographs) -> Named:
     return Named(model.classes[shares.argmax(axis=1)] == data.gold, shares.max(axis=1))
 
 
-def compare(data: Photographs) -> tuple[dict[str, Named], float | None]:
-    """Return the methods on one set, and the chosen shrinkage."""
+def compare(data: Photographs, pixels: Photographs) -> tuple[dict[str, Named], float | None]:
+    """Return the methods on one set, and the chosen shrinkage. `pixels` are the same photographs by
+    another embedder."""
     plain = similarities(None, data.test, data.train, data.classes)
     methods = {"cosine": vote(plain, data, PLAIN)}
     choice = chosen_shrinkage(data)
@@ -178,7 +180,9 @@ def compare(data: Photographs) -> tuple[dict[str, Named], float | None]:
         exponent = calibrate(data.train, data.classes, shrinkage).exponent
         found = similarities(metric, data.test, data.train, data.classes)
         methods[name] = vote(found, data, VoteRule(shrinkage, NEIGHBOURS, MEAN_COUNT), exponent)
-    return methods | {"logreg": logistic(data)}, choice
+    by_pixels = similarities(None, pixels.test, pixels.train, pixels.classes)
+    methods |= {"logreg": logistic(data), "pixels": vote(by_pixels, pixels, PLAIN)}
+    return methods, choice
 
 
 def foreign_rejected(data: Photographs, foreign: Vectors) -> tuple[float, float]:
@@ -201,10 +205,14 @@ def run(
 ) -> None:
     means: dict[tuple[str, str], dict[str, list[float]]] = {}
     for folder in sets:
+        pixels = read(folder, "pixels", options.cache)
         for spec in specs:
             whole = read(folder, spec, options.cache)
             for each in (None, *sizes):
-                runs = [compare(whole.part(each, seed)) for seed in range(SEEDS if each else 1)]
+                runs = [
+                    compare(whole.part(each, seed), pixels.part(each, seed))
+                    for seed in range(SEEDS if each else 1)
+                ]
                 report(folder.name, spec, each, runs, len(whole.gold))
                 size = "all" if each is None else str(each)
                 for name in runs[0][0]:
@@ -239,9 +247,10 @@ def report(
     for method in runs[0][0]:
         errors = np.mean([found[method].calibration_error for found, _ in runs])
         share, right = np.nanmean([found[method].sure for found, _ in runs], axis=0)
+        purity = np.mean([found[method].purity for found, _ in runs])
         print(
             f"  {method:7} {text(accuracy(correct(method)))}  ECE {errors:.3f}"
-            f"  >= {SURE}: {share:.2f}, right {right:.3f}"
+            f"  >= {SURE}: {share:.2f}, right {right:.3f}  purity {purity:.3f}"
         )
     for ours, theirs in (("fitted", "cosine"), ("fitted", "logreg"), ("chosen", "logreg")):
         difference = paired_difference(correct(ours), correct(theirs))

@@ -24,7 +24,7 @@ from bottega.gateway.request import chat, rejections
 from bottega.gateway.request.image_fetcher import ImageFetcher
 from bottega.gateway.running import build
 from bottega.gateway.telemetry import logs
-from bottega.knowledge import search
+from bottega.knowledge.sqlite import search as sqlite_search
 from bottega.openai_api import request
 
 LOOPBACK = "127.0.0.1"
@@ -37,7 +37,8 @@ def lower_bounds() -> None:
     request.KEEP_ENCODED = 256 << 10
     rejections.MAX_REMEMBERED = 500
     logs.CACHED_TEXTS = 64
-    search.MAX_DELETED = 20  # deleted examples that each open knowledge base may keep
+    # Deleted examples that each open knowledge base may keep.
+    sqlite_search.SPARE = 20  # type: ignore[attr-defined]
     chat.lru_cache = lambda bound: functools.lru_cache(min(bound, 128))  # type: ignore[assignment,attr-defined]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bottega.gateway.request.jobs import ChatJob
+from bottega.gateway.running import server as server_module
 from bottega.gateway.running.build import build
 from bottega.gateway.running.process import unmap_large_blocks
 from bottega.retrieval import SharedRetriever
@@ -66,6 +67,20 @@ print(resident() - before)
 """
 
 
+# 100 MB of small blocks, of which every hundredth stays.
+IN_GAPS = """
+from bottega._util.native import return_freed_memory
+
+before = resident()
+blocks = [bytearray(5000) for _ in range(20_000)]
+kept = blocks[::100]
+del blocks
+if sys.argv[1] == "returned":
+    return_freed_memory()
+print(resident() - before)
+"""
+
+
 def memory_growth(variant: str, program: str = DECODING) -> float:
     command = [sys.executable, "-c", START + program, variant]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -86,6 +101,27 @@ def test_memory_of_images_is_returned() -> None:
 )
 def test_memory_that_threads_freed_is_used_by_others() -> None:
     assert memory_growth("returned", IN_THREADS) < 80  # of 16 times 20 MB
+
+
+@pytest.mark.skipif(
+    not (Path("/proc/self/statm").exists() and unmap_large_blocks()), reason="not glibc on Linux"
+)
+def test_memory_between_used_blocks_is_returned() -> None:
+    assert memory_growth("kept", IN_GAPS) > 60  # otherwise the next line would prove nothing
+    assert memory_growth("returned", IN_GAPS) < 30
+
+
+def test_a_gateway_returns_freed_memory_at_intervals(
+    endpoint: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(server_module, "TRIM_SECONDS", 0.01)
+    monkeypatch.setattr(server_module, "return_freed_memory", lambda: calls.append(1))
+    with run_gateway(build(gateway_config(tmp_path, endpoint.url), ENVIRONMENT)):
+        end = time.monotonic() + 20
+        while len(calls) < 3 and time.monotonic() < end:
+            time.sleep(0.01)
+    assert len(calls) >= 3
 
 
 def jobs() -> int:

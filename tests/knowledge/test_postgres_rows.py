@@ -200,12 +200,15 @@ def test_index_finds_nearly_the_exact_neighbours(database: str) -> None:
     many = [text_example(f"t{n}", tags={"part": str(n % 40)}) for n in range(600)]
     with opened(database, hnsw_above=200) as kb:
         kb.add(many)
-        exact = kb.search(Query("new"), 10)
+        # The index is random: a single query may miss several neighbours.
+        queries = [Query(f"new {n}") for n in range(20)]
+        exact = kb.search_many(queries, 10)
         kb.wait_for_indexes()
         rows = kb._rows.read("SELECT indexname FROM pg_indexes WHERE indexname LIKE '%hnsw%'")  # type: ignore[attr-defined]
         assert [row["indexname"] for row in rows] == ["kb_vectors_1_hnsw_cosine"]
-        found = kb.search(Query("new"), 10)
-        assert len({c.example.id for c in found} & {c.example.id for c in exact}) >= 9
+        pairs = zip(kb.search_many(queries, 10), exact, strict=True)
+        shared = [len({c.example.id for c in a} & {c.example.id for c in b}) for a, b in pairs]
+        assert sum(shared) >= 0.9 * 10 * len(queries)
         part = str(rng.integers(40))
         filtered = kb.search(Query("new"), 15, where=Eq("tags.part", part))
         assert {c.example.tags["part"] for c in filtered} == {part} and len(filtered) == 15

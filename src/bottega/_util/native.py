@@ -1,7 +1,8 @@
-"""Native libraries and models: address space, one load at a time, and one hub request."""
+"""Native libraries and models: memory, one load at a time, and one hub request."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable
@@ -39,6 +40,15 @@ def address_space_warning() -> str | None:
         f" {enough / GB:.1f} GB; below that, native libraries crash or hang without a message;"
         " run ulimit -v unlimited, or export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1"
     )
+
+
+def return_freed_memory() -> None:
+    """Return the free pages of malloc's heaps to the system, where the C library can (glibc)."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # musl, macOS, Windows
+        return
+    trim(0)
 
 
 def _limit() -> int | None:

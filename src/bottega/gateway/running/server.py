@@ -14,6 +14,7 @@ from typing import Protocol
 from starlette.routing import BaseRoute
 
 from bottega._util.batch_writer import OutageLog
+from bottega._util.native import return_freed_memory
 from bottega._util.tracing import Tracer
 from bottega.errors import BottegaError
 from bottega.gateway.accounting.accounts import Accounts
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 5.0
 COUNT_SECONDS = 15.0
 PUBLISH_SECONDS = 1.0
+TRIM_SECONDS = 15.0
 
 
 class TenantPool(Tenants, Protocol):
@@ -120,7 +122,7 @@ class GatewayServer:
         """Load models and embedders in the background while the port is open; `/readyz` succeeds
         once they are loaded."""
         work = [asyncio.create_task(self.warm_up()), asyncio.create_task(self._count())]
-        work.append(asyncio.create_task(self._publish()))
+        work += [asyncio.create_task(self._publish()), asyncio.create_task(self._trim())]
         if self.state is not None:
             work.append(asyncio.create_task(self.state.run()))
         if self.batches is not None:
@@ -178,6 +180,13 @@ class GatewayServer:
         while self.worker_metrics is not None:
             await asyncio.to_thread(self.worker_metrics.write)
             await asyncio.sleep(PUBLISH_SECONDS)
+
+    async def _trim(self) -> None:
+        """Return freed memory to the system: heaps keep the most that requests ever needed at once,
+        in gaps between used blocks."""
+        while True:
+            await asyncio.sleep(TRIM_SECONDS)
+            await asyncio.to_thread(return_freed_memory)
 
     def _exposition(self) -> bytes:
         shared = self.worker_metrics
