@@ -40,12 +40,13 @@ from bottega.knowledge.loaders.scan import scan_images
 from bottega.knowledge.metric import MEAN_COUNT, SHRINKAGE, Classes, FittedMetric, Scatter
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
-from bottega.types import Query
+from bottega.routing.novelty_gate import AVERAGED, FALSE_UNKNOWN, NoveltyGate
+from bottega.types import Candidate, Example, Query
 
 SHRINKAGES = (0.5, SHRINKAGE, 0.9)
 SEEDS = 3
 SURE = 0.8
-FALSE_ALARMS = 0.05
+NOBODY = Example(Query(""), "")
 BATCH = 64
 PLAIN = VoteRule(None, NEIGHBOURS)
 
@@ -185,15 +186,23 @@ def compare(data: Photographs, pixels: Photographs) -> tuple[dict[str, Named], f
     return methods, choice
 
 
-def foreign_rejected(data: Photographs, foreign: Vectors) -> tuple[float, float]:
-    """Return the shares of foreign and of own test photographs whose nearest example by the plain
-    cosine is farther than for all but a twentieth of the examples."""
+def foreign_rejected(data: Photographs, foreign: Vectors, share: float) -> tuple[float, float]:
+    """Return the shares of foreign and of own test photographs that the photograph model answers by
+    unknown, with `--false-unknown share`."""
     rows = unit(data.train)
-    own = rows @ rows.T
-    np.fill_diagonal(own, -1)
-    threshold = np.quantile(own.max(axis=1), FALSE_ALARMS)
-    far, near = ((unit(part) @ rows.T).max(axis=1) < threshold for part in (foreign, data.test))
-    return float(far.mean()), float(near.mean())
+    gate = NoveltyGate(_nearest(rows @ rows.T, skip=1), share)
+    far, near = (_nearest(unit(part) @ rows.T) for part in (foreign, data.test))
+    return float(_unknown(gate, far)), float(_unknown(gate, near))
+
+
+def _nearest(cosines: Vectors, skip: int = 0) -> Vectors:
+    ordered: Vectors = -np.sort(-cosines, axis=1)
+    return ordered[:, skip : AVERAGED + skip]
+
+
+def _unknown(gate: NoveltyGate, scores: Vectors) -> float:
+    shown = [gate.shows([Candidate(NOBODY, score) for score in row]) for row in scores.tolist()]
+    return 1 - sum(shown) / len(shown)
 
 
 def text(estimate: Estimate, sign: str = "") -> str:
@@ -222,8 +231,13 @@ def run(
             if options.foreign:
                 images = map(Image.open, scan_images(options.foreign).images)
                 queries = [Query("", (image,)) for image in images]
-                far, near = foreign_rejected(whole, np.concatenate(list(embedded(queries, spec))))
-                print(f"{folder.name} {spec}: rejects {far:.3f} of foreign, {near:.3f} of own")
+                foreign = np.concatenate(list(embedded(queries, spec)))
+                for share in (FALSE_UNKNOWN, 0.05):
+                    far, near = foreign_rejected(whole, foreign, share)
+                    print(
+                        f"{folder.name} {spec}, --false-unknown {share}: rejects {far:.3f} of"
+                        f" foreign, {near:.3f} of own"
+                    )
     print("\nmean over the sets")
     for (spec, size), found in means.items():
         line = ", ".join(f"{name} {np.mean(values):.3f}" for name, values in found.items())

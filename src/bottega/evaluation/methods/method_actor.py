@@ -310,7 +310,7 @@ def filled_knowledge(
         if knowledge.fit_metric(without=evaluated) is None:
             display.note(
                 "metric cosine: too few examples that are not evaluated share their label to fit a"
-                " metric"
+                " metric; --limit evaluates fewer"
             )
     return knowledge
 
