@@ -43,6 +43,20 @@ def test_add_import_and_reindex_fit_a_metric_to_photographs(run: Run, textures: 
     assert metric(run) == metric(run, "--namespace", "other") == "fitted, shrinkage 0.7"
 
 
+def test_stats_and_eval_show_the_accuracy_by_confidence(run: Run, textures: Path) -> None:
+    run("add", "k.db", textures, "--embed", "photos")
+    found = orjson.loads(run("stats", "k.db", "--json").out)["confidence"]
+    assert (found[0]["confidence"], found[0]["n"]) == (0, 24)
+    counts = [one["n"] for one in found]
+    assert counts == sorted(counts, reverse=True)
+    assert all(0 <= one["low"] <= one["value"] <= one["high"] <= 1 for one in found)
+    assert "in five folds, by its confidence" in run("stats", "k.db").out
+    done = run("eval", f"image-folder:{textures}", "--methods", "knn", "--embed", "photos")
+    assert "answers of at least a confidence" in done.out
+    run("reindex", "k.db", "--embed", "pixels")
+    assert orjson.loads(run("stats", "k.db", "--json").out)["confidence"] == []
+
+
 def test_different_questions_leave_the_cosine(run: Run, textures: Path) -> None:
     lines = [
         {

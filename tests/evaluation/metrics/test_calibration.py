@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.evaluation.metrics.metric import Calibration, Judgement, calibration
+from bottega.evaluation.metrics.metric import Calibration, Judgement, by_confidence, calibration
 from bottega.types import Answer, Example, Query
 
 ITEM = Example(Query("Which?"), "a")
@@ -64,3 +64,24 @@ def test_calibration_error_is_bounded_and_inside_its_interval(
     error = result.error
     assert 0 <= error.low <= error.value <= error.high <= 1 + 1e-12
     assert sum(one.n for one in result.bins) == result.n == len(pairs) - result.without
+
+
+def test_scores_of_the_answers_above_each_confidence() -> None:
+    pairs = [(0.5, 0.0), (0.75, 1.0), (0.9, 1.0), (None, 0.0), (0.4, 1.0)]
+    found = by_confidence(judged(*pairs), seed=0)
+    assert [(one.confidence, one.n, one.share) for one in found] == [
+        (0.5, 3, 0.6),
+        (0.7, 2, 0.4),
+        (0.8, 1, 0.2),
+        (0.9, 1, 0.2),
+    ]
+    assert [one.value for one in found] == pytest.approx([2 / 3, 1, 1, 1])
+    assert by_confidence(judged((None, 1.0)), seed=0) == ()
+
+
+@given(ANSWERS)
+def test_fewer_answers_reach_a_higher_confidence(pairs: list[tuple[float | None, float]]) -> None:
+    found = by_confidence(judged(*pairs), seed=0)
+    counts = [one.n for one in found]
+    assert counts == sorted(counts, reverse=True)
+    assert all(one.low - 1e-9 <= one.value <= one.high + 1e-9 for one in found)
