@@ -291,6 +291,7 @@ def test_add_notes_photographs(run: Run, monkeypatch: pytest.MonkeyPatch, instal
     [
         ("tower-256 0123456789ab", None),  # of a base made in Python
         ("tower-256 0123456789ab", "photos"),
+        ("dual (by-kind (photos-1280 0123) (tower-64 4567)) (tokens 89ab)", "by-kind"),
         ("photos-lite2 tower-256 0123456789ab", "photos-lite2"),
         ("joined 0.3 (tower-256 0123456789ab) (pixels-1 hog8)", "photos+pixels:0.3"),
     ],
@@ -305,7 +306,8 @@ def test_a_base_with_earlier_vectors_of_photographs_names_the_remedy(
         if noted is not None:
             knowledge.set_note(NOTE, noted)
     assert run("stats", "old.db").code == 0
-    remedy = f"bottega reindex old.db --embed {default_photos()}"
+    successor = noted if noted == "by-kind" else default_photos()
+    remedy = f"bottega reindex old.db --embed {successor}"
     for command in (
         ("classify", "old.db", "query.jpg", "--method", "knn"),
         ("classify", "old.db", "query.jpg", "--method", "knn", "--embed", "photos"),
@@ -319,7 +321,7 @@ def test_a_base_with_earlier_vectors_of_photographs_names_the_remedy(
     assert remedy.replace("old.db", "FILE") in raised.value.hint
     assert run(*remedy.split()[1:]).code == 0
     assert "leaf" in run("classify", "old.db", "query.jpg", "--method", "knn").out
-    assert f"(embedder: {default_photos()})" in run("add", "old.db", pets).out
+    assert f"(embedder: {successor})" in run("add", "old.db", pets).out
 
 
 def test_the_embedder_of_the_file_is_reused(run: Run, pets: Path) -> None:

@@ -109,7 +109,8 @@ class PhotographDispatchEmbedder:
 
     def __init__(self, photographs: Embedder, others: Embedder) -> None:
         self._photographs, self._others = photographs, others
-        self.fingerprint = f"by-kind ({photographs.fingerprint}) ({others.fingerprint})"
+        # Version 2 recognises grey photographs.
+        self.fingerprint = f"by-kind 2 ({photographs.fingerprint}) ({others.fingerprint})"
 
     @property
     def dimension(self) -> int:

@@ -53,7 +53,7 @@ PACKAGED = {
     "words": TOKENS,
     MINILM: rf"{FOLDER}@5076c6045d31 text unit",
     "dual": rf"dual \({TOWER}\) \({TOKENS}\)",
-    BY_KIND: rf"dual \(by-kind \({PHOTOS}-1280 \S+\) \({TOWER}\)\) \({TOKENS}\)",
+    BY_KIND: rf"dual \(by-kind 2 \({PHOTOS}-1280 \S+\) \({TOWER}\)\) \({TOKENS}\)",
 }
 EARLIER_PHOTOS = "tower-256 "  # in fingerprints of embedders that stored projected features
 
@@ -100,9 +100,9 @@ def photo_tower(spec: str) -> str | None:
 def earlier_photos(fingerprint: str) -> str | None:
     """Return the name of the embedder that replaces an embedder of photographs of an earlier
     version, None for other fingerprints."""
-    if EARLIER_PHOTOS not in fingerprint:
-        return None
-    return BY_KIND if "by-kind" in fingerprint else default_photos()
+    if "by-kind (" in fingerprint:
+        return BY_KIND
+    return default_photos() if EARLIER_PHOTOS in fingerprint else None
 
 
 def note_of(view: StoredView) -> str:
