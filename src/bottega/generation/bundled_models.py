@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bottega._util.drawings import drawing_views, is_photograph, may_be_photograph
 from bottega.bundled import bundled_folder
 from bottega.bundled.efficientnet import fuse, weights_installed
-from bottega.bundled.photo_model import NETWORKS
+from bottega.bundled.photo_model import NETWORKS, PHOTOS_MASTER
 from bottega.errors import needs_extra
 from bottega.generation.local import Request, TransformersGenerator
 from bottega.image import Image
@@ -167,7 +167,8 @@ class PhotoGenerator(TransformersGenerator):
         return await super().generate(prompt, sampling)
 
     async def _reply(self, request: Request) -> Reply:
-        if request.prefix is not None:  # it holds the tokens of the labels themselves
+        # A prefix holds the tokens of the labels themselves, and the master knows labels by theirs.
+        if request.prefix is not None or self.name.endswith(PHOTOS_MASTER):
             return await super()._reply(request)
         tokens = LabelTokens.of(request.prompt, self._words)
         prompt, sampling = tokens.replaced(request.prompt), replace(request.sampling, stop=())
