@@ -191,7 +191,7 @@ def _compare_embedders(
         (name, None): plain[name, shots] for name in embedders
     }
     if not fits_metric(sample):
-        note("metric cosine: a metric is fitted only to examples with one label and one question")
+        note("metric cosine: others need one label an example, and the same question for all")
     else:
         shrinkages = sorted({*SHRINKAGES, current.shrinkage or SHRINKAGE})
         for name, embedder in embedders.items():
