@@ -2,10 +2,11 @@
 SET ... [--embed photos,photos-both] [--per-class 2,5,20] [--foreign FOLDER] [--cache FOLDER]
 
 Each SET is a folder with train/CLASS/ and test/CLASS/. For every embedder and number of examples a
-class (and all), it compares on the same test photographs: the vote of ten by the plain cosine, the
-same under the fitted metric with class means, the metric that leave-one-out chooses, and a logistic
-regression tuned on the same vectors. The smaller numbers are drawn with three seeds. Nothing of the
-test photographs is used before the last step.
+class (and all), it compares on the same test photographs: the vote of ten neighbours by the plain
+cosine, the same under the fitted metric with class means, the same under the metric that
+leave-one-out chooses, a logistic regression on the same vectors, and the vote by pixels. Smaller
+numbers of examples are sampled with three seeds. Test photographs are only classified: no method
+uses them to fit or to choose.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ PLAIN = VoteRule(None, NEIGHBOURS)
 
 @dataclass(frozen=True)
 class Photographs:
-    """Vectors and classes of a set; classes are numbered alike in both parts."""
+    """Vectors and classes of a set: `train` with `classes`, `test` with `gold`. Equal numbers are
+    equal classes."""
 
     train: Vectors
     classes: Classes
@@ -77,9 +79,9 @@ class Photographs:
 
 
 @dataclass(frozen=True)
-class Named:
-    """Whether a method names each test photograph correctly, its confidence in each, and the share
-    of the nearest examples with the right label."""
+class Predictions:
+    """Whether a method classifies each test photograph correctly, its confidence in each, and
+    `purity`, the mean share of the ten nearest examples with the right label."""
 
     correct: NDArray[np.bool_]
     confidence: Vectors
@@ -97,8 +99,7 @@ class Named:
 
     @property
     def sure(self) -> tuple[float, float]:
-        """The share of answers with a confidence of at least 0.8, and how many of them are
-        right."""
+        """The share of answers with a confidence of at least `SURE`, and the accuracy of these."""
         chosen = self.confidence >= SURE
         return float(chosen.mean()), float(self.correct[chosen].mean()) if chosen.any() else np.nan
 
@@ -130,11 +131,13 @@ def embedded(queries: Sequence[Query], spec: str) -> Iterator[Vectors]:
         yield embedder.embed(queries[start : start + BATCH])
 
 
-def vote(found: Similarities, data: Photographs, rule: VoteRule, exponent: float = 1.0) -> Named:
+def vote(
+    found: Similarities, data: Photographs, rule: VoteRule, exponent: float = 1.0
+) -> Predictions:
     shares = sharpened(found.shares(data.classes, rule), exponent)
     nearest = np.argsort(-found.examples, axis=1)[:, :NEIGHBOURS]
     purity = float((data.classes[nearest] == data.gold[:, None]).mean())
-    return Named(shares.argmax(axis=1) == data.gold, shares.max(axis=1), purity)
+    return Predictions(shares.argmax(axis=1) == data.gold, shares.max(axis=1), purity)
 
 
 def chosen_metric(data: Photographs) -> tuple[float | None, NDArray[np.bool_]]:
@@ -164,13 +167,13 @@ def is_clear(ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> bool:
     return bool(gains.sum() > max(gains.std() * len(gains) ** 0.5, 2))
 
 
-def logistic(data: Photographs) -> tuple[Named, NDArray[np.bool_]]:
+def logistic(data: Photographs) -> tuple[Predictions, NDArray[np.bool_]]:
     """Return a logistic regression, and which examples one of five folds names correctly."""
     rows = unit(data.train)
     c = select_c(rows, data.classes, seed=0)
     model = LogisticModel(rows, data.classes, c)
     shares = model.probabilities(unit(data.test))
-    named = Named(model.classes[shares.argmax(axis=1)] == data.gold, shares.max(axis=1))
+    named = Predictions(model.classes[shares.argmax(axis=1)] == data.gold, shares.max(axis=1))
     fold_of = np.random.default_rng(0).permutation(len(rows)) % FOLDS
     right = np.zeros(len(rows), bool)
     for fold in range(FOLDS):
@@ -181,7 +184,9 @@ def logistic(data: Photographs) -> tuple[Named, NDArray[np.bool_]]:
     return named, right
 
 
-def compare(data: Photographs, pixels: Photographs) -> tuple[dict[str, Named], float | str | None]:
+def compare(
+    data: Photographs, pixels: Photographs
+) -> tuple[dict[str, Predictions], float | str | None]:
     """Return the methods on one set, and the choice. `pixels` are the same photographs by
     another embedder."""
     plain = similarities(None, data.test, data.train, data.classes)
@@ -267,10 +272,10 @@ def report(
     name: str,
     spec: str,
     each: int | None,
-    runs: Sequence[tuple[dict[str, Named], float | str | None]],
+    runs: Sequence[tuple[dict[str, Predictions], float | str | None]],
     n: int,
 ) -> None:
-    """Print the accuracies, and the differences of `fitted` and `chosen`, over all seeds."""
+    """Print the accuracy of each method and paired differences, over all seeds."""
 
     def correct(method: str) -> list[bool]:
         return [bool(one) for found, _ in runs for one in found[method].correct]

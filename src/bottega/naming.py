@@ -78,9 +78,11 @@ SAMPLED = 16  # images sampled to select the defaults
 
 
 def default_embedder(images: Iterable[Image]) -> str:
-    """Return the name of the default embedder for these images: `photos-both` (`photos` without
-    the weights of Lite2) if the extra `[photos]` is installed and most of the first `SAMPLED`
-    images look like photographs, or `bundled` cannot be used for want of torch; else `bundled`."""
+    """Return the name of the default embedder for these images.
+
+    It is an embedder of photographs (`default_photos`) if the extra `[photos]` is installed, and
+    most of the first `SAMPLED` images look like photographs or torch is missing; else `bundled`.
+    """
     is_photo = has_photos() and (find_spec("torch") is None or are_photographs(images))
     return default_photos() if is_photo else BUNDLED
 
@@ -333,8 +335,8 @@ def local_model(spec: str, trust_remote_code: bool = False) -> TransformersGener
 
 
 def embedder_note(default: str, images: Sequence[Image], command: str, reason: str = "") -> str:
-    """Return why these images have this embedder, and the command that sets another one. `reason`
-    replaces what the images look like."""
+    """Return a note on why these images have this embedder, with the command that sets another one.
+    Without a `reason`, the note says whether the images look like photographs."""
     if default in PHOTO_PARTS:
         if not (reason or are_photographs(images)):
             reason = f"{BUNDLED} needs torch"

@@ -78,7 +78,7 @@ def test_tune_names_the_metrics_and_repairs_a_damaged_one(run: Run, textures: Pa
     done = run("classify", "k.db", textures / "drum" / "1.png", "--method", "knn")
     assert done.code == 1
     assert "the stored metric of k.db is damaged" in done.err
-    assert "run bottega tune again" in done.err
+    assert "run bottega tune k.db" in done.err
     done = run("tune", "k.db", "--method", "knn", "--embed", "photos")
     assert done.code == 0, done.err
     assert "fitted, shrinkage 0.5" in done.out

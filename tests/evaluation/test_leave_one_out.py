@@ -239,7 +239,7 @@ def test_small_grey_photographs_get_their_embedder_by_evidence() -> None:
     found = embedder_by_evidence(examples, open_embedder)
     assert found is not None
     assert found[0] == default_photos()
-    assert "labelled images by it" in found[1]
+    assert "labelled images, " in found[1]
 
 
 def test_handwriting_keeps_its_embedder_by_evidence() -> None:

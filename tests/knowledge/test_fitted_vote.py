@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bottega.knowledge.fitted_vote import (
-    NONE,
+    NO_VOTE,
     Similarities,
     VoteRule,
     calibrate,
@@ -21,7 +21,7 @@ from tests.knowledge.test_metric import noisy_classes
 
 def brute_force(scatter: Scatter, shrinkage: float, item: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the cosines of one example to all examples and class means, with the covariance
-    computed anew without it."""
+    computed again without it."""
     rows, classes = scatter.rows, scatter.classes
     others = np.flatnonzero(np.arange(len(rows)) != item)
     means = np.zeros_like(scatter.means)
@@ -55,8 +55,8 @@ def test_leave_one_out_equals_fitting_without_the_example(shrinkage: float) -> N
         assert np.allclose(found.examples[item][others], examples[others], atol=1e-6)
         present = np.arange(len(means)) != (classes[-1] if item == len(vectors) - 1 else -1)
         assert np.allclose(found.means[item][present], means[present], atol=1e-6)
-    assert found.means[-1, -1] == NONE
-    assert (np.diag(found.examples) == NONE).all()
+    assert found.means[-1, -1] == NO_VOTE
+    assert (np.diag(found.examples) == NO_VOTE).all()
 
 
 def test_leave_one_out_of_labels_without_meaning_is_chance() -> None:
@@ -69,8 +69,8 @@ def test_leave_one_out_of_labels_without_meaning_is_chance() -> None:
     rows = scatter.whitening(0.1)(scatter.rows)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     cosines = rows @ rows.T
-    np.fill_diagonal(cosines, NONE)
-    means = np.full((60, 3), NONE, np.float32)
+    np.fill_diagonal(cosines, NO_VOTE)
+    means = np.full((60, 3), NO_VOTE, np.float32)
     naive = Similarities(cosines.astype(np.float32), means).shares(classes, VoteRule(0.1, 10))
     assert (naive.argmax(axis=1) == classes).mean() > 0.8
     assert (honest.argmax(axis=1) == classes).mean() < 0.55
@@ -118,6 +118,6 @@ def test_shares_sum_to_one_and_a_mean_counts_as_several_examples() -> None:
     for count in (0.0, 10.0):
         shares = found.shares(classes, VoteRule(0.7, 10, count))
         assert np.allclose(shares.sum(axis=1), 1, atol=1e-5)
-    one = Similarities(np.array([[0.5, 0.5]], np.float32), np.array([[NONE, 0.5]], np.float32))
+    one = Similarities(np.array([[0.5, 0.5]], np.float32), np.array([[NO_VOTE, 0.5]], np.float32))
     [shares] = one.shares(np.array([0, 0]), VoteRule(0.7, 2, 6.0))
     assert shares[0] == pytest.approx(2 / 8, abs=1e-6)

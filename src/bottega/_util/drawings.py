@@ -25,12 +25,12 @@ ROTATIONS = (-12, -7, 0, 7, 12)  # in degrees, one for each view of a drawing
 Grey = NDArray[np.int16]
 
 LOSSY_TYPES = {"image/jpeg", "image/webp", "image/avif", "image/heic"}
-# Images of the synthetic tasks and the digits are smaller and never in a lossy format.
+# Images of the synthetic tasks and the digits are not larger, and never in a lossy format.
 LARGE_SIDE = 64
 PHOTOGRAPH_SIDE = 64
 MIN_SPREAD, MIN_COLOURS = 4.0, 150  # mean range across channels; distinct colours out of 32,768
-# Of the brightness: its entropy in bits over 32 classes, and the share of the most frequent tone
-# with `TONE_WIDTH` neighbours. Paper or a painted ground is one tone.
+# Entropy in bits of the brightness in 32 bins, and the largest share of pixels within `TONE_WIDTH`
+# adjacent levels: paper or a painted background has one tone.
 MIN_ENTROPY, MAX_TONE, TONE_WIDTH = 2.9, 0.55, 17
 
 
@@ -111,10 +111,10 @@ def is_photograph(image: Image) -> bool:
 
 def _has_many_tones(image: Pillow.Image) -> bool:
     counts = np.array(image.convert("L").histogram()) / (image.width * image.height)
-    classes = counts.reshape(32, 8).sum(axis=1)
-    classes = classes[classes > 0]
+    bins = counts.reshape(32, 8).sum(axis=1)
+    bins = bins[bins > 0]
     tone = np.convolve(counts, np.ones(TONE_WIDTH)).max()
-    return bool(-(classes @ np.log2(classes)) >= MIN_ENTROPY and tone < MAX_TONE)
+    return bool(-(bins @ np.log2(bins)) >= MIN_ENTROPY and tone < MAX_TONE)
 
 
 def may_be_photograph(image: Image) -> bool:

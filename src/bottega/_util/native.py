@@ -43,7 +43,7 @@ def address_space_warning() -> str | None:
 
 
 def return_freed_memory() -> None:
-    """Return the free pages of malloc's heaps to the system, where the C library can (glibc)."""
+    """Return free pages of malloc's heaps to the system. Does nothing without glibc."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):  # musl, macOS, Windows

@@ -17,8 +17,8 @@ SIZE_BYTES = 8  # the number of elements, before each storage
 
 
 def read_checkpoint(data: bytes) -> dict[str, Array]:
-    """Return the tensors of a checkpoint by name. Its pickles can create nothing but tensors; for
-    other content it raises `pickle.UnpicklingError`."""
+    """Return the tensors of a checkpoint by name, as arrays. Its pickles can only create tensors:
+    other content raises `pickle.UnpicklingError`."""
     file = io.BytesIO(data)
     for _ in range(HEADERS):
         _TensorUnpickler(file).load()
@@ -32,7 +32,7 @@ def read_checkpoint(data: bytes) -> dict[str, Array]:
 
 
 class _TensorUnpickler(pickle.Unpickler):
-    """Unpickler whose tensors are views of `storages`, which are filled later."""
+    """Unpickler whose tensors are views of empty `storages`: their numbers follow the pickles."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -51,7 +51,8 @@ class _TensorUnpickler(pickle.Unpickler):
 def _tensor(
     storage: Array, offset: int, shape: Sequence[int], strides: Sequence[int], *_: object
 ) -> Array:
-    """Return a view of the storage; numpy checks that it lies within. Counts are of elements."""
+    """Return a view of the storage, inside which numpy requires it to lie. Offset and strides are
+    numbers of elements."""
     size = storage.itemsize
     return np.ndarray(
         shape, storage.dtype, storage, offset * size, [stride * size for stride in strides]

@@ -1,8 +1,8 @@
 """EfficientNet-Lite on ONNX Runtime.
 
-The network becomes an ONNX model of convolutions, into which batch norms are fused. Of the format,
-which is protocol buffers, it needs a few messages: they are written here, without the package
-`onnx`. Numbers of fields and values of enumerations are those of onnx.proto.
+The network becomes an ONNX model whose convolutions include the batch norms after them. An ONNX
+model is a message of protocol buffers. This module writes the few kinds of messages that it needs,
+so the package `onnx` is not required. Field numbers and enumeration values come from onnx.proto.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bottega.errors import needs_extra
 FLOAT, UINT8 = 1, 2  # element types
 ATTRIBUTE_INTEGER, ATTRIBUTE_TEXT, ATTRIBUTE_INTEGERS = 2, 3, 7  # attribute types
 IR_VERSION, OPERATORS = 8, 17
-MEAN, SCALE = 127.0, 128.0  # of the pixels, as in training
+MEAN, SCALE = 127.0, 128.0  # normalization of pixels, as in training
 QUIET = 3  # log level: errors only
 
 
@@ -154,7 +154,8 @@ def _attribute(name: str, value: int | str | Sequence[int]) -> bytes:
 
 
 def _message(*fields: tuple[int, int | str | bytes]) -> bytes:
-    """Return a message of protocol buffers: fields of a number and a value."""
+    """Encode a message of protocol buffers from pairs of field number and value. Integers are
+    written as varints, texts and bytes with their length."""
     parts = []
     for number, value in fields:
         if isinstance(value, int):
@@ -166,7 +167,7 @@ def _message(*fields: tuple[int, int | str | bytes]) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Return a number in groups of seven bits, the lowest first."""
+    """Encode a number of at least 0 in groups of seven bits, the lowest first."""
     groups = bytearray()
     while number > 0x7F:
         groups.append(number & 0x7F | 0x80)

@@ -96,7 +96,7 @@ class ClassifyOptions:
         int | None,
         Option(
             min=1,
-            help="Number of demonstrations, or of neighbours with --method.",
+            help="Number of demonstrations, or of neighbours with --method knn.",
             show_default=f"that of bottega tune, else {SHOTS}",
         ),
     ] = None
@@ -119,8 +119,8 @@ class ClassifyOptions:
         Option(
             min=0,
             max=1,
-            help="Share of familiar photographs that the photograph model may answer by unknown;"
-            " more of them rejects more unfamiliar ones.",
+            help="Share of photographs like the labelled ones that the photograph model may answer"
+            " with unknown by mistake. A larger share rejects more other photographs, too.",
             show_default=f"{FALSE_UNKNOWN}",
         ),
     ] = None
@@ -168,7 +168,8 @@ def classify(
 ) -> None:
     """Classify images with the most similar labelled images as demonstrations (Visual RAG).
 
-    --method knn and --method logreg classify without a model.
+    --method knn and --method logreg classify without a model. The default method is the one that
+    bottega tune chose.
     """
     if file.file is not None and file.file.suffix.lower() in SUFFIXES:
         raise SettingError(

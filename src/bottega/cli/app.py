@@ -135,7 +135,7 @@ PANELS = {
         (
             "verify",
             "knowledge.verify",
-            "Check images, vectors and index files against the rows. Exits with 1 if any is wrong.",
+            "Check images, vectors and index files against the rows, or list doubtful labels.",
         ),
         (
             "reindex",

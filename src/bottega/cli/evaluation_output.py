@@ -87,7 +87,7 @@ def print_results(
         print_table(("method", "shots", "metric", "value", "low", "high"), also)
     confident = [[r.method, r.shots, *vars(one).values()] for r in results for one in r.confident]
     if confident:
-        say("\nanswers of at least a confidence, with 95 % intervals")
+        say("\nscores of the answers with at least each confidence, with 95 % intervals")
         columns = ("method", "shots", "confidence", "n", "share", "value", "low", "high")
         print_table(columns, confident)
     if differences:

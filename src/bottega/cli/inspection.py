@@ -177,7 +177,7 @@ def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) ->
         totals.append(("tuned", settings))
     print_table(("field", "value"), totals)
     if confidences := _confidences(metric):
-        say("\nvote of the neighbours and class means, in five folds, by its confidence")
+        say("\naccuracy of the vote by its confidence, in five folds, with 95 % intervals")
         print_table(tuple(confidences[0]), [tuple(one.values()) for one in confidences])
     if views:
         say("")
@@ -192,7 +192,7 @@ def stats(file: KnowledgeFile, namespace: Namespace = "", json: Json = False) ->
 
 
 def _confidences(metric: StoredMetric | None) -> list[dict[str, float]]:
-    """Return the share and the accuracy of the answers with at least each confidence."""
+    """Return number, share and accuracy of the votes with at least each confidence."""
     found = metric.calibration.by_confidence if metric else ()
     rows = []
     for least, n, right in found:

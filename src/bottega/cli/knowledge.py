@@ -48,7 +48,7 @@ from bottega.naming import SAMPLED, default_embedder, embedder_note
 from bottega.recording import ABSTENTION
 from bottega.types import Example
 
-MAX_DOUBTFUL = 30  # labels in the table of verify --labels
+MAX_DOUBTFUL = 30  # examples in the table of verify --labels
 ID_LENGTH = 12  # characters of an id in a table
 
 
@@ -130,8 +130,9 @@ def _warn_of_faint_images(images: Sequence[Image]) -> None:
 def _embed_by_evidence(
     knowledge: KnowledgeBase, opener: OpenEmbedder, default: str, is_new: bool
 ) -> tuple[str, str]:
-    """Embed the images of a new file again if it has no embedder of photographs, but this one names
-    clearly more of them. Return the embedder and the reason."""
+    """Embed the images of a new file again if `bundled` embedded them, but an embedder of
+    photographs is clearly more accurate on a sample. Return the name of the embedder and the reason
+    for it, "" for the default."""
     if not is_new or default != BUNDLED:
         return default, ""
     sample = knowledge.get_many(knowledge.sample_ids(COMPARED))
@@ -144,8 +145,8 @@ def _embed_by_evidence(
 
 
 def _fit_metric(knowledge: KnowledgeBase) -> None:
-    """Fit the metric of labelled photographs that all ask one question, and fit it again when they
-    have changed much. A chosen plain cosine stays."""
+    """Fit the metric of labelled photographs that all ask one question, or fit it again if it is
+    outdated (`KnowledgeBase.refit_metric`). A chosen plain cosine stays."""
     fingerprints = [view.fingerprint for view in knowledge.views().values()]
     name = packaged_name(fingerprints[0]) if fingerprints else None
     if name is None or photo_tower(name) is None or knowledge.is_multi_label():
@@ -314,15 +315,18 @@ def verify(
         bool,
         Option(
             "--labels",
-            help="List the labels that the other examples do not support instead, the most doubtful"
-            " first (of at most 2,000 examples).",
+            help="List doubtful labels instead: those that lose a vote of the other examples, the"
+            " most doubtful first (a sample of at most 2,000 examples).",
         ),
     ] = False,
     embed: Embed = None,
     namespace: Namespace = "",
     json: Json = False,
 ) -> None:
-    """Check images, vectors and index files against the rows. Exits with 1 if any is wrong."""
+    """Check images, vectors and index files against the rows, or list doubtful labels.
+
+    Exits with 1 if an image, a vector or an index file is wrong.
+    """
     if labels:
         _list_doubtful_labels(file, namespace, json)
         return
@@ -353,25 +357,24 @@ def verify(
 def _list_doubtful_labels(file: StoreLocation, namespace: str, json: bool) -> None:
     with open_rows(file, namespace) as knowledge:
         found = knowledge.label_supports()
-        sources = [
-            one.source for one in knowledge.get_many([one.id for one in found[:MAX_DOUBTFUL]])
-        ]
+        shown = knowledge.get_many([one.id for one in found[:MAX_DOUBTFUL]])
     if json:
         print_json([vars(one) for one in found])
         return
     rows = [
-        (one.id[:ID_LENGTH], source, ", ".join(one.labels), one.support, ", ".join(one.likely))
-        for one, source in zip(found, sources, strict=False)
+        (one.id[:ID_LENGTH], old.source, ", ".join(one.labels), one.support, ", ".join(one.likely))
+        for one, old in zip(found, shown, strict=False)
     ]
     say(
-        f"{plural(len(found), 'example')} whose label has less support than another"
+        f"{plural(len(found), 'example')} whose label has a smaller share of the vote than another"
         + (f"; the first {MAX_DOUBTFUL}" if len(found) > MAX_DOUBTFUL else "")
     )
     if rows:
         print_table(("id", "source", "label", "support", "likely"), rows)
+        options = f" {option_for({namespace: len(rows)})}" if namespace else ""
         note(
-            f"look at one with bottega show {file} ID; if its label is wrong, bottega rm {file} ID"
-            " and add the image again from the folder of its class"
+            f"look at one with bottega show {file} ID{options}; if its label is wrong, run bottega"
+            f" rm {file} ID{options} and add the image again with the right label"
         )
 
 

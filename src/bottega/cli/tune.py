@@ -54,8 +54,9 @@ COLUMNS = ("n", "accuracy", "low", "high", "difference", "low", "high")
 
 @dataclass(frozen=True)
 class Tuning:
-    """Result of `bottega tune`. `scorer` is the name of the model, or knn. `methods` compares the
-    chosen setting with logistic regression; the current method comes first."""
+    """Result of `bottega tune`: comparisons of embedders with metrics, of shots with orders, and of
+    methods (the chosen setting and `logistic`). `scorer` names what compared shots and orders: the
+    model, or knn."""
 
     sample: LabelledSample
     scorer: str
@@ -112,7 +113,8 @@ def tune(
     class means too); the current pair is replaced if another is better by more than one standard
     error. Shots and orders are compared by the model, with the best embedder, and replaced only for
     a clear gain (95 % interval above 0, McNemar's p below 0.05), estimated on images that did not
-    select it. If the embedder changes, all examples are embedded again. The other commands use the
+    select it. If a logistic regression is better by more than one standard error, classify uses it
+    by default. If the embedder changes, all examples are embedded again. The other commands use the
     stored choice by default."""
     names = _checked_options(method, model, embed)
     kept = f"{file} is unchanged; repeat the command, or set a smaller --sample"
@@ -180,7 +182,7 @@ def _default_embedders(sample: LabelledSample) -> Sequence[str]:
 def _compare_embedders(
     sample: LabelledSample, embedders: Mapping[str, Embedder], current: Setting, seed: int
 ) -> Selection:
-    """Compare the embedders, each with every metric, by the vote of as many neighbours as the
+    """Compare the embedders, each with every metric, by the vote. It has as many neighbours as the
     current setting has shots."""
     shots = current.shots
     with progress("embedding", len(sample.pool)) as step:
@@ -189,7 +191,7 @@ def _compare_embedders(
         (name, None): plain[name, shots] for name in embedders
     }
     if not fits_metric(sample):
-        note("metric cosine: a metric is fitted only to examples with one label and one question")
+        note("metric cosine: others need one label an example, and the same question for all")
     else:
         shrinkages = sorted({*SHRINKAGES, current.shrinkage or SHRINKAGE})
         for name, embedder in embedders.items():
@@ -216,7 +218,7 @@ def _compare_shots(
     shots = [count for count in GRID if count < len(sample.pool) and count != current.shots]
     settings = [current, *(replace(current, shots=count) for count in shots)]
     counts = [one.shots for one in settings]
-    # The photograph model computes the vote under the fitted metric.
+    # Under a fitted metric, a photograph model answers as the vote does, which needs no model.
     if current.shrinkage is not None and (
         generator is None or isinstance(generator, PhotoGenerator)
     ):
@@ -246,8 +248,8 @@ def _compare_methods(
     stored: TunedSettings | None,
     seed: int,
 ) -> Selection:
-    """Compare the chosen setting with logistic regression; a gain above one standard error changes
-    the method. Several labels an image are left to the demonstrations."""
+    """Compare the chosen setting with logistic regression, the stored method first. Logistic
+    regression is not compared if images have several labels."""
     chosen = next(one for one in by_shots.trials if one.setting == by_shots.chosen)
     trials = [chosen] if sample.multi_label else [chosen, logistic]
     if stored is not None and stored.method == LOGREG:
@@ -264,7 +266,7 @@ def _store(
     seed: int,
 ) -> None:
     """Embed all examples again if the embedder changes; then store metric, regression and settings.
-    Without a change, fit the stored ones to the examples of today.
+    Without a change, fit the stored metric and regression to the current examples.
 
     Searches use the old vectors and settings until all new vectors exist.
     """
@@ -306,7 +308,7 @@ def _report(result: Tuning, file: str, seed: int, dry_run: bool) -> None:
     setting = result.setting
     say(
         f"\n{LOGREG}, a logistic regression on the vectors of {setting.embedder}:"
-        f" {_interval(result.logistic.accuracy)}; minus these demonstrations:"
+        f" {_interval(result.logistic.accuracy)}; minus the setting chosen above:"
         f" {_interval(_gain_of_logistic(result), '+')}"
     )
     done = "not stored: --dry-run" if dry_run else f"stored in {file}"

@@ -84,7 +84,7 @@ class BundledGenerator(TransformersGenerator):
 
 @dataclass(frozen=True)
 class LabelTokens:
-    """Answers of a prompt, each with one token of the vocabulary that stands for it.
+    """Placeholders for the answers in a prompt: a word of one token for each different answer.
 
     The photograph model votes for the next token. Labels with equal first tokens would add up their
     votes, and a label of several tokens would need several votes.
@@ -94,15 +94,15 @@ class LabelTokens:
 
     @classmethod
     def of(cls, prompt: Prompt, words: Sequence[str]) -> LabelTokens:
-        """Return the tokens for a prompt; none if it has more answers than there are words, or ends
-        with the beginning of an answer."""
+        """Return the placeholders of a prompt; none if it has more different answers than there are
+        `words`, or ends with the beginning of an answer."""
         labels = dict.fromkeys(filter(None, map(_answer_text, prompt.messages)))
         begun = bool(prompt.messages) and prompt.messages[-1].role == "assistant"
         fits = len(labels) <= len(words) and not begun
         return cls(dict(zip(labels, words, strict=False)) if fits else {})
 
     def replaced(self, prompt: Prompt) -> Prompt:
-        """Return the prompt with tokens for its answers."""
+        """Return the prompt with placeholders in place of its answers."""
         messages = tuple(
             Message(one.role, (word,)) if (word := self.by_label.get(_answer_text(one))) else one
             for one in prompt.messages
@@ -110,7 +110,8 @@ class LabelTokens:
         return replace(prompt, messages=messages)
 
     def restored(self, reply: Reply, stop: Sequence[str]) -> Reply:
-        """Return the reply with the answers for their tokens, each cut at the first stop string."""
+        """Return the reply with answers in place of placeholders, each cut at the first of the
+        `stop` strings."""
         labels = {word: label for label, word in self.by_label.items()}
         texts = [labels.get(one.text, one.text) for one in reply.completions]
         cut = [
@@ -121,7 +122,8 @@ class LabelTokens:
 
 
 def _answer_text(message: Message) -> str:
-    """Return the text of a turn of the assistant, as the chat template writes it; else ""."""
+    """Return the text of a turn of the assistant as the chat template writes it, "" for turns of
+    other roles or with images."""
     texts = [part for part in message.parts if isinstance(part, str)]
     is_answer = message.role == "assistant" and len(texts) == len(message.parts)
     return " ".join(text.strip() for text in texts) if is_answer else ""
@@ -129,7 +131,7 @@ def _answer_text(message: Message) -> str:
 
 class PhotoGenerator(TransformersGenerator):
     """Photograph model that does not encode images whose vectors are available from its sources,
-    and reads each label as a whole (`LabelTokens`)."""
+    and reads and writes each label as one token (`LabelTokens`)."""
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         super().__init__(model, **options)
@@ -139,7 +141,7 @@ class PhotoGenerator(TransformersGenerator):
 
     @cached_property
     def _words(self) -> list[str]:
-        """Words of one token, without the beginnings of the answer "unknown"."""
+        """Placeholders: words of one token that do not begin the answer "unknown"."""
         document = json.loads(Path(self._source, "tokenizer.json").read_bytes())
         return [
             word
@@ -153,10 +155,13 @@ class PhotoGenerator(TransformersGenerator):
         prepare: Callable[[Sequence[Image]], None] | None = None,
         sharpness: float = 1.0,
     ) -> None:
-        """Set the sources of image vectors; any thread may call them. If their vectors are not
-        those of this model, `prepare` must make a source know any image: it receives the images of
-        a prompt that no source knows. `sharpness` multiplies the logits: the probabilities of the
-        labels are the shares of the vote to this power, which changes no greedy answer."""
+        """Set the sources of image vectors; any thread may call them.
+
+        Sources of other vectors than this model computes need `prepare`: it receives the images of
+        a prompt that no source returns, and makes a source return them. `sharpness` multiplies the
+        logits. The probabilities of labels are then the shares of the vote to this power, scaled to
+        a sum of 1; greedy answers stay the same.
+        """
         self._sources, self._prepare, self._sharpness = sources, prepare, sharpness
         if self._loaded is not None and self._loaded.vision_cache is not None:
             self._loaded.vision_cache.set_sources(*sources)

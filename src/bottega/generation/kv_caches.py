@@ -148,9 +148,9 @@ def common_prefix(one: IntArray, other: IntArray) -> int:
 class VisionCache:
     """Projected features by image sha256, up to `max_bytes`.
 
-    `sources` return vectors of images, which are then not encoded. A vector has unit length and is
-    the first part of a feature; the other dimensions are the projector's biases. `views` returns
-    variants of an image; its feature is the mean over them. By default it returns only the image.
+    `sources` return vectors of images, which are then not encoded. A vector is the first part of a
+    feature; the other dimensions are the projector's biases. `views` returns variants of an image;
+    its feature is the mean over them. By default it returns only the image.
     """
 
     def __init__(self, model: Any, processor: Any, placeholder: str, max_bytes: int) -> None:

@@ -312,12 +312,12 @@ class KnowledgeBase:
     def fit_metric(
         self, shrinkage: float | None = SHRINKAGE, *, without: Collection[str] = ()
     ) -> FittedMetric | None:
-        """Fit a metric to the labels of the first view's vectors, store it, and search by it.
+        """Fit a metric to the labels and the vectors of the first view, store it and search by it.
 
-        Handles that are open keep the metric that they read when they were opened. Without
-        `shrinkage`, and if fewer than half of the examples share their label with another one, the
-        plain cosine is stored and None returned. Fit again when labels change. An evaluation fits
-        `without` the ids of its items.
+        Other open handles keep the metric that they read when they were opened. If `shrinkage` is
+        None, or fewer than half of the examples share their label with another one, the plain
+        cosine is stored and None returned. Fit again when labels change. An evaluation passes the
+        ids of its items as `without`.
         """
         chosen = fitted_to(self._rows, self._first_view(), shrinkage, without)
         chosen.store(self._rows)
@@ -326,9 +326,9 @@ class KnowledgeBase:
         return chosen.metric
 
     def refit_metric(self) -> bool:
-        """Fit the metric if none was chosen for the first view's embedder, or again if labels have
-        come since, or a quarter of the examples. Return whether it was fitted. A chosen plain
-        cosine stays."""
+        """Fit the metric if none was chosen for the first view's embedder, or if the number of
+        labels has changed since, or the examples have grown by a quarter. A chosen plain cosine
+        stays. Return whether a metric was fitted."""
         view = self._first_view()
         stored = stored_metric(self._rows)
         if stored is None or stored.embedder != view.fingerprint:
@@ -393,8 +393,8 @@ class KnowledgeBase:
         return self._rows.contradictions()
 
     def label_supports(self, *, seed: int = 0) -> list[LabelSupport]:
-        """Return labelled examples whose labels the other examples do not support, the least
-        supported first: many of them are wrong. See `label_support.label_supports`."""
+        """Return the labelled examples whose labels lose a vote of the others, the smallest share
+        first: their labels may be wrong. See `label_support.label_supports`."""
         return label_supports(self._rows, seed=seed)
 
     def note(self, name: str) -> str | None:
@@ -530,7 +530,7 @@ class KnowledgeBase:
     def class_means(self, query: Query, vector: Vectors | None = None) -> list[Candidate]:
         """Return the mean of each class as a candidate, with its cosine under the fitted metric;
         none without such a metric. Examples that share an image with the query do not count. With
-        its `vector`, the query is not embedded. The image of a mean only identifies its vector."""
+        its `vector`, the query is not embedded. The candidate's image is a placeholder."""
         if (fitted := self.fitted) is None:
             return []
         vectors = self.embed([query]) if vector is None else vector[None]

@@ -1,4 +1,4 @@
-"""Search under a fitted metric: an index in memory of transformed vectors, for every kind of
+"""Search under a fitted metric, by an index of transformed vectors in memory, for every kind of
 store."""
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from bottega.types import IMAGE_QUESTION, Candidate, Example, Query
 
 PAGE = 2048
 CLASS_MEAN = "class mean"  # source of the examples that stand for class means
-MAX_ROWS = 4096  # queries, and class means, whose vectors are kept by the sha256 of their image
+MAX_ROWS = 4096  # cached vectors of queries, and of class means, by the sha256 of the image
 
 
 @dataclass(frozen=True)
 class ClassSums:
-    """Sums (classes, d) of the unit vectors of each class; a class is a combination of labels.
-    `class_of` gives the class of each key."""
+    """Sums (classes, d) of the unit vectors of each class. A class is a combination of labels, its
+    number the position in `labels`; `class_of` maps keys of rows to numbers."""
 
     labels: Sequence[tuple[str, ...]]
     sums: Vectors
@@ -41,6 +41,7 @@ class ClassSums:
 
     @classmethod
     def of(cls, rows: RowStore, view: int) -> Self:
+        """Read the vectors of all labelled rows, a page at a time."""
         labels = labels_by_id(rows)
         number = {one: index for index, one in enumerate(dict.fromkeys(labels.values()))}
         class_of: dict[int, int] = {}
@@ -58,7 +59,8 @@ class ClassSums:
         return cls(list(number), sums, class_of)
 
     def means(self, without: Mapping[int, Vectors]) -> tuple[Vectors, NDArray[np.bool_]]:
-        """Return the means (classes, d) without these rows, and which classes have any."""
+        """Return the means (classes, d) without these rows, given as vectors by key, and which
+        classes (classes,) have other rows."""
         sums = self.sums.copy()
         counts = np.bincount(list(self.class_of.values()), minlength=len(sums))
         for key, vector in without.items():
@@ -95,7 +97,7 @@ class FittedSearch:
         self._recent = ExampleCache()
         self._mean_rows: LRUCache[str, Vectors] = LRUCache(MAX_ROWS)
         self._query_rows: LRUCache[str, Vectors] = LRUCache(MAX_ROWS)
-        self._sums: tuple[int, ClassSums] | None = None  # with the change up to which they are
+        self._sums: tuple[int, ClassSums] | None = None  # with the last change they contain
         self._lock = Lock()
 
     @property
@@ -161,13 +163,14 @@ class FittedSearch:
     def class_means(
         self, vectors: Vectors, excluded_for: Sequence[Query] | None
     ) -> list[list[Candidate]]:
-        """Return for each vector the means of the classes, without the rows that a search for the
-        query excludes, with their cosines. The image of a mean only identifies its vector."""
+        """Return for each vector (n, d) the class means with their cosines, as candidates, without
+        the rows that share an image with the query. The image of a candidate is a placeholder: it
+        identifies the vector of the mean for `image_rows`."""
         sums = self._class_sums()
-        seen = self.fitted.transform(vectors)
+        transformed = self.fitted.transform(vectors)
         found = []
-        queries: Sequence[Query | None] = excluded_for or [None] * len(seen)
-        for row, query in zip(seen, queries, strict=True):
+        queries: Sequence[Query | None] = excluded_for or [None] * len(transformed)
+        for row, query in zip(transformed, queries, strict=True):
             excluded = set() if query is None else self._rows.excluded_keys(query, "same-image")
             keys = excluded & sums.class_of.keys()
             means, present = sums.means(self._rows.vectors(keys, self._view) if keys else {})

@@ -19,22 +19,24 @@ from bottega.knowledge.metric import (
 from bottega.knowledge.records import unit
 from bottega.protocols import Vectors
 
-RAW_SCALE, FITTED_SCALE = 20.0, 10.0  # of cosines in the exponent of a vote
+PLAIN_SCALE, FITTED_SCALE = 20.0, 10.0  # factors of cosines in the exponent of a vote
 NEIGHBOURS = 10  # of the vote that is calibrated
 FOLDS, MAX_CALIBRATED = 5, 1000
 THRESHOLDS = (0.5, 0.7, 0.8, 0.9, 0.95)  # confidences whose accuracy is reported
 EXPONENTS = np.geomspace(0.2, 6.0, 60)
-UNCALIBRATED = 0.4  # on three of five sets near the best exponent with two examples a class
-NOISE = 0.02  # share of labels that may be wrong
+# Exponent where no fold can be evaluated; with two examples a class it was near the best one on
+# three of five sets.
+UNCALIBRATED = 0.4
+NOISE = 0.02  # assumed share of wrong labels
 TINY = 1e-12
-NONE = -9.0  # similarity of what takes no part: below every cosine
+NO_VOTE = -9.0  # similarity, below every cosine, of examples and means that may not vote
 
 
 @dataclass(frozen=True)
 class VoteRule:
-    """`shrinkage` of the fitted metric, None for the plain cosine. The nearest `neighbours` vote
-    with the weights exp(scale x cosine), and each class mean with `mean_count` times this weight,
-    as if it stood for so many equal examples."""
+    """Rule of a vote under the fitted metric with this `shrinkage`, None for the plain cosine. The
+    nearest `neighbours` vote with the weights exp(scale x cosine), each class mean with the weight
+    of `mean_count` examples of its cosine."""
 
     shrinkage: float | None
     neighbours: int
@@ -50,29 +52,30 @@ class Similarities:
 
     def shares(self, classes: Classes, rule: VoteRule) -> Vectors:
         """Return the shares of the vote (n, classes); `classes` are those of the examples."""
-        scale = RAW_SCALE if rule.shrinkage is None else FITTED_SCALE
+        scale = PLAIN_SCALE if rule.shrinkage is None else FITTED_SCALE
         k = min(rule.neighbours, self.examples.shape[1])
         nearest = np.argpartition(-self.examples, k - 1, axis=1)[:, :k]
         weights = np.exp(scale * (np.take_along_axis(self.examples, nearest, axis=1) - 1))
         shares = rule.mean_count * np.exp(scale * (self.means - 1))
         rows = np.repeat(np.arange(len(weights)), k)
         np.add.at(shares, (rows, classes[nearest].ravel()), weights.ravel())
-        total: Vectors = shares / shares.sum(axis=1, keepdims=True)
-        return total
+        normalized: Vectors = shares / shares.sum(axis=1, keepdims=True)
+        return normalized
 
 
 def sharpened(shares: Vectors, exponent: float) -> Vectors:
     """Return the shares (n, classes) to this power, scaled to a sum of 1."""
     powers = np.maximum(shares, TINY) ** exponent
-    total: Vectors = powers / powers.sum(axis=1, keepdims=True)
-    return total
+    normalized: Vectors = powers / powers.sum(axis=1, keepdims=True)
+    return normalized
 
 
 @dataclass(frozen=True)
 class VoteCalibration:
-    """The `exponent` with which the shares of a vote are best probabilities, and the examples whose
-    label was voted with at least each confidence: (confidence, examples, right ones). The first
-    confidence is 0."""
+    """Exponent that makes the shares of a vote probabilities, and the accuracy by confidence.
+
+    `by_confidence` has rows (confidence, examples, correct ones): the examples whose vote has at
+    least this confidence, and how many of them get their own label. The first confidence is 0."""
 
     exponent: float = 1.0
     by_confidence: tuple[tuple[float, int, int], ...] = ()
@@ -81,12 +84,13 @@ class VoteCalibration:
 def calibrate(
     vectors: Vectors, classes: Classes, shrinkage: float, *, seed: int = 0
 ) -> VoteCalibration:
-    """Return the exponent with the least log loss in five folds of at most `MAX_CALIBRATED`
+    """Return the exponent with the lowest log loss in five folds of at most `MAX_CALIBRATED`
     examples, each under a metric fitted to the other folds. It is `UNCALIBRATED` if no fold can be
-    evaluated, as with two examples a class.
+    evaluated, as with two examples a class: without one of them, no class has two.
 
-    Exact leave-one-out would be too optimistic here: it has the accuracy of fitting again, but
-    the reduced vectors of new examples lose length, which makes their votes more decided.
+    `leave_one_out` has the right accuracy but the wrong shares: it does not reduce the vectors. The
+    reduction shortens vectors of new examples before they are scaled to length one, so their votes
+    are more decided.
     """
     losses = np.zeros(len(EXPONENTS))
     folds = list(_held_out_shares(vectors, classes, shrinkage, seed))
@@ -111,7 +115,7 @@ def calibrate(
 def _held_out_shares(
     vectors: Vectors, classes: Classes, shrinkage: float, seed: int
 ) -> Iterator[tuple[Vectors, Classes]]:
-    """Yield the shares (n, classes) of the examples of each fold, and their own classes."""
+    """Yield for each fold the shares (n, classes) of its examples, and their own classes (n,)."""
     rng = np.random.default_rng(seed)
     rows = rng.permutation(len(classes))[:MAX_CALIBRATED]
     vectors, classes = vectors[rows], np.unique(classes[rows], return_inverse=True)[1]
@@ -136,21 +140,22 @@ def _held_out_shares(
 def plain_leave_one_out(
     vectors: Vectors, classes: Classes, excluded: NDArray[np.bool_]
 ) -> Similarities:
-    """Return the plain cosines of each example to the others. See `leave_one_out`."""
+    """Return the plain cosines of each example to the others. Class means do not vote; `excluded`
+    is the one of `leave_one_out`."""
     rows = unit(vectors)
-    means = np.full((len(rows), int(classes.max()) + 1), NONE)
+    means = np.full((len(rows), int(classes.max()) + 1), NO_VOTE)
     return _masked((rows @ rows.T).astype(np.float64), means, excluded)
 
 
 def leave_one_out(scatter: Scatter, shrinkage: float, excluded: NDArray[np.bool_]) -> Similarities:
     """Return the cosines of each example to the others, and to the class means without it, under
-    the metric that is fitted without it.
+    the metric that is fitted without it but not reduced.
 
-    Without example i the covariance loses one rank, (1 - a) c / (c - 1) / n times z z' with z its
-    difference to the mean of its c classmates, so its inverse is known from the inverse with it
-    (Sherman and Morrison). Centre and mean variance remain those of all examples. `excluded` (n, n)
-    marks the examples that may not vote for example i, such as copies of its image; i itself is
-    always excluded. They still take part in the metric.
+    Without example i, the shrunk covariance loses the rank-one term (1 - a) c / (c - 1) / n z z',
+    where z is the residual of i in its class of c examples. The inverse without i therefore follows
+    from the inverse with it (Sherman and Morrison). Centre and mean variance still include i. Row i
+    of `excluded` (n, n) marks the examples that may not vote for i, such as copies of its image; i
+    itself never votes. Marked examples still take part in the metric.
     """
     whitening = scatter.whitening(shrinkage)
     rows, own, means = map(whitening, (scatter.rows, scatter.residuals, scatter.means))
@@ -174,23 +179,24 @@ def leave_one_out(scatter: Scatter, shrinkage: float, excluded: NDArray[np.bool_
     products += (gain * self_along)[:, None] * mean_along
     squares += gain[:, None] * mean_along**2
     to_means = products / np.sqrt(np.maximum(own_square[:, None] * squares, 1e-30))
-    to_means[index] = np.where(counts > 1, to_means[index], NONE)
+    to_means[index] = np.where(counts > 1, to_means[index], NO_VOTE)
     return _masked(cosines, to_means, excluded)
 
 
 def _masked(cosines: Matrix, means: Matrix, excluded: NDArray[np.bool_]) -> Similarities:
-    cosines[excluded] = NONE
-    np.fill_diagonal(cosines, NONE)
+    cosines[excluded] = NO_VOTE
+    np.fill_diagonal(cosines, NO_VOTE)
     return Similarities(cosines.astype(np.float32), means.astype(np.float32))
 
 
 def similarities(
     metric: FittedMetric | None, queries: Vectors, examples: Vectors, classes: Classes
 ) -> Similarities:
-    """Return the cosines of new queries under a metric; None is the plain cosine."""
+    """Return the cosines of queries (n, d) to examples (m, d) under a metric; None is the plain
+    cosine, under which class means do not vote."""
     if metric is None:
-        none = np.full((len(queries), int(classes.max()) + 1), NONE, np.float32)
-        return Similarities(unit(queries) @ unit(examples).T, none)
+        no_means = np.full((len(queries), int(classes.max()) + 1), NO_VOTE, np.float32)
+        return Similarities(unit(queries) @ unit(examples).T, no_means)
     means = metric.transform_means(class_means(unit(examples), classes))
-    seen = metric.transform(queries)
-    return Similarities(seen @ metric.transform(examples).T, seen @ means.T)
+    rows = metric.transform(queries)
+    return Similarities(rows @ metric.transform(examples).T, rows @ means.T)

@@ -1,4 +1,4 @@
-"""Labels that the other examples do not support."""
+"""Search for labels with which the other examples disagree."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SHRINKAGE, NEIGHBOURS = 0.9, 50
 
 @dataclass(frozen=True)
 class LabelSupport:
-    """Share of a vote of the nearest other examples for the `labels` of an example, and the
-    labels with the largest share."""
+    """Result of the vote of the other examples on one example: `support` is the share of its own
+    `labels`, `likely_support` the largest share, which the labels `likely` have."""
 
     id: str
     labels: tuple[str, ...]
@@ -30,11 +30,11 @@ class LabelSupport:
 
 
 def label_supports(rows: RowStore, *, seed: int = 0) -> list[LabelSupport]:
-    """Return the labelled examples whose labels have less support than others, the least supported
-    first, of at most `MAX_EXAMPLES`.
+    """Return the examples whose own labels do not win the vote of the others, the smallest share
+    first. A random sample of at most `MAX_EXAMPLES` labelled examples is compared.
 
-    The vote excludes examples that share an image, and its metric is fitted without the example.
-    Raises `SettingError` without vectors, and with fewer than two labels.
+    Examples that share an image do not vote for each other. The metric of each vote is fitted
+    without the example. Raises `SettingError` without vectors, and with fewer than two labels.
     """
     labelled = labels_by_id(rows)
     view = next(iter(rows.views().values()), None)

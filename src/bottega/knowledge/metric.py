@@ -15,8 +15,8 @@ from bottega.protocols import Vectors
 
 SHRINKAGE = 0.7
 DIMENSION = 256  # of transformed vectors, as many numbers as the photograph model reads
-MAX_DIRECTIONS = 2000  # rows from which the directions of the reduction are computed
-MEAN_COUNT = 20  # examples as which the mean of a class counts in a vote
+MAX_REDUCED = 2000  # examples from which the directions of the reduction are computed
+MEAN_COUNT = 20  # votes of a class mean; an example has one
 NO_SCATTER = 1e-9  # mean squared distance of unit vectors to their class mean
 
 SearchMetric = Literal["stored", "fitted", "cosine", "l2"]
@@ -57,11 +57,14 @@ class Whitening:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Unit vectors (n, d) of examples with their class, centred; `residuals` are their differences
-    to the mean of their class, `means` (classes, d) those means, centred.
+    """Deviations of examples from the means of their classes, from which the metric is fitted.
 
-    Few vectors of many dimensions have coordinates in their own span instead: `basis` (d, n) is
-    orthonormal, else None. Products of rows are the same, and the work grows with n instead of d.
+    `rows` (n, d) are the unit vectors minus their mean `centre` (d,), `means` (classes, d) the mean
+    rows of the classes, `residuals` (n, d) the rows minus the mean of their class. `classes` (n,)
+    numbers the class of each row, `counts` (classes,) the rows of each class, and `dimension` is d.
+    If 2 n < d, rows, means and residuals have n coordinates along the orthonormal columns of
+    `basis` (d, n): inner products are the same, and the work grows with n instead of d. Else
+    `basis` is None.
     """
 
     centre: Matrix
@@ -75,7 +78,8 @@ class Scatter:
 
     @classmethod
     def of(cls, vectors: Vectors, classes: Classes) -> Self:
-        """`classes` (n,) numbers the class of each row, from 0 without gaps."""
+        """Scale vectors (n, d) to length one and compare them with the means of their classes (n,),
+        which are numbered from 0 without gaps."""
         rows = unit(vectors).astype(np.float64)
         counts = np.bincount(classes)
         dimension = rows.shape[1]
@@ -100,6 +104,7 @@ class Scatter:
         return self.variance < NO_SCATTER
 
     def whitening(self, shrinkage: float) -> Whitening:
+        """Return the whitening by the covariance within classes, shrunk by a share of 0 to 1."""
         covariance = self._covariance * (1 - shrinkage)
         covariance[np.diag_indices(len(covariance))] += shrinkage * self.variance / self.dimension
         return Whitening(np.asarray(np.linalg.cholesky(covariance), np.float64))
@@ -112,11 +117,10 @@ class Scatter:
 
 @dataclass(frozen=True, eq=False)
 class FittedMetric:
-    """Cosine of vectors that were whitened by the covariance within the classes of a knowledge
-    base, strongly shrunk, and then reduced.
+    """Cosine of vectors that are whitened by the shrunk covariance within the classes of a
+    knowledge base and then reduced to at most `DIMENSION` numbers.
 
-    `centre` is (d,), `projection` (d, at most `DIMENSION`), both float32. The metric needs labels
-    that repeat.
+    `centre` is (d,), `projection` (d, at most `DIMENSION`), both float32.
     """
 
     centre: Vectors
@@ -133,7 +137,7 @@ class FittedMetric:
         if scatter.has_no_scatter:
             return None
         whitening = scatter.whitening(shrinkage)
-        chosen = np.random.default_rng(seed).permutation(len(vectors))[:MAX_DIRECTIONS]
+        chosen = np.random.default_rng(seed).permutation(len(vectors))[:MAX_REDUCED]
         projection = whitening.projection(_directions(whitening(scatter.rows[chosen])))
         if scatter.basis is not None:
             projection = scatter.basis @ projection
@@ -152,11 +156,12 @@ class FittedMetric:
         return int(self.projection.shape[1])
 
     def transform(self, vectors: Vectors) -> Vectors:
-        """Return unit rows (n, dimension)."""
+        """Return unit rows (n, dimension) of vectors (n, d) of any length."""
         return self.transform_means(unit(vectors))
 
     def transform_means(self, means: Vectors) -> Vectors:
-        """Return unit rows (n, dimension) of means of unit vectors (n, d)."""
+        """Return unit rows (n, dimension) of means (n, d) of unit vectors, which keep their
+        lengths until they are centred."""
         centred: Vectors = means - self.centre
         return unit(centred @ self.projection)
 

@@ -1,4 +1,4 @@
-"""The metric of a knowledge base: its choice, stored beside the examples."""
+"""The metric that was chosen for a knowledge base, stored beside its examples."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ GROWTH = 0.25
 
 @dataclass(frozen=True)
 class StoredMetric:
-    """Metric for the vectors of the embedder with this fingerprint. It was chosen for so many
-    `examples` with so many different `labels`. `shrinkage` is None if the plain cosine was chosen;
-    `metric` is also None if too few labels repeated. `calibration` makes the shares of its vote
-    probabilities."""
+    """Metric for the vectors of the embedder with this fingerprint, chosen when the namespace had
+    this number of labelled `examples` and of different `labels`. `shrinkage` is None if the plain
+    cosine was chosen; `metric` is also None if too few examples shared their label. `calibration`
+    makes the shares of its vote probabilities."""
 
     embedder: str
     shrinkage: float | None
@@ -41,8 +41,10 @@ class StoredMetric:
     calibration: VoteCalibration = field(default_factory=VoteCalibration)
 
     def is_outdated(self, examples: int, labels: int) -> bool:
-        grown = labels != self.labels or examples > (1 + GROWTH) * self.examples
-        return grown and self.shrinkage is not None
+        """Return whether a fitted metric was chosen, and these numbers of examples and of different
+        labels require fitting it again."""
+        changed = labels != self.labels or examples > (1 + GROWTH) * self.examples
+        return changed and self.shrinkage is not None
 
     def store(self, rows: RowStore) -> None:
         fitted = self.metric and {
@@ -54,7 +56,7 @@ class StoredMetric:
 
 
 def stored_metric(rows: RowStore) -> StoredMetric | None:
-    """Return the metric of the namespace, None without any. Raises `StoreError` if it is
+    """Return the metric stored for the namespace, None without any. Raises `StoreError` if it is
     damaged."""
     note = rows.note(metric_key(rows.namespace))
     if note is None:
@@ -73,12 +75,12 @@ def stored_metric(rows: RowStore) -> StoredMetric | None:
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(
             f"the stored metric of {rows.name} is damaged, got {note!r:.80}",
-            hint="run bottega tune again",
+            hint=f"run bottega tune {rows.name}",
         ) from error
 
 
 def metric_in_use(rows: RowStore) -> StoredMetric | None:
-    """Return the fitted metric that searches by the stored embedder use; None for the plain cosine,
+    """Return the fitted metric if it belongs to the embedder of a view; None for the plain cosine,
     and if the stored metric is damaged."""
     try:
         stored = stored_metric(rows)
@@ -91,8 +93,8 @@ def metric_in_use(rows: RowStore) -> StoredMetric | None:
 
 
 def with_stored_metric(rows: RowStore, plain: VectorSearch, *, required: bool) -> VectorSearch:
-    """Return a search under the stored metric, or `plain` if there is none. Raises `SettingError`
-    if it is `required`."""
+    """Return a search under the stored metric, or `plain` if there is none for the embedder of a
+    view. Raises `SettingError` if there is none and it is `required`."""
     stored = stored_metric(rows)
     views = rows.views().values() if stored else ()
     view = next((one for one in views if stored and one.fingerprint == stored.embedder), None)
@@ -100,7 +102,7 @@ def with_stored_metric(rows: RowStore, plain: VectorSearch, *, required: bool) -
         if required:
             raise SettingError(
                 f"{rows.name} has no fitted metric",
-                hint=f"run bottega tune {rows.name}, or open it with metric='cosine'",
+                hint="open it with metric='cosine' and call fit_metric()",
             )
         return plain
     return FittedSearch(rows, plain, stored.metric, view.number, stored.calibration.exponent)
@@ -112,8 +114,9 @@ def fitted_to(
     shrinkage: float | None = SHRINKAGE,
     without: Collection[str] = (),
 ) -> StoredMetric:
-    """Return the metric fitted to the labelled examples, but not to the ids in `without`; without
-    `shrinkage`, and where labels do not repeat, the plain cosine."""
+    """Return the metric fitted to the labelled examples of the namespace, except the ids in
+    `without`. The plain cosine is returned if `shrinkage` is None, and if fewer than half of the
+    examples share their label with another one."""
     excluded = set(without)
     labelled = {id: one for id, one in labels_by_id(rows).items() if id not in excluded}
     counts = Counter(labelled.values())

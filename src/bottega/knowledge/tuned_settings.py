@@ -18,7 +18,8 @@ VISUAL_RAG, LOGREG = "visual-rag", "logreg"
 @dataclass(frozen=True)
 class TunedSettings:
     """Number and order of demonstrations, for searches by the embedder with this fingerprint.
-    `method` classifies images: a model with demonstrations, or logistic regression."""
+    `method` is the default of `bottega classify`: `VISUAL_RAG` (a model with demonstrations) or
+    `LOGREG` (logistic regression)."""
 
     embedder: str
     shots: int

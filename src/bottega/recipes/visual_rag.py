@@ -43,8 +43,9 @@ from bottega.types import Candidate, Query, Sampling
 VectorSource: TypeAlias = Callable[[Collection[str]], dict[str, Vectors]]
 
 LABEL_TOKENS = 64
-# What the photograph model adds to the score of a demonstration, in nats, for its number at
-# `PHOTO_OPENING`: the flag by which it lowers the score of what precedes the first image.
+# Nats that the photograph model adds to the score of an image per unit of its feature at
+# `PHOTO_OPENING`. The model was built with this flag to lower the score of the tokens before the
+# first image; a small negative value raises the score of a class mean.
 NATS_PER_FLAG = -50.7
 FETCH_FACTOR = 4
 
@@ -55,7 +56,7 @@ class Classifier:
 
     `generator` names one of `labels`, or several with `multi_label`. `order` arranges the
     demonstrations, `sampling` limits the reply, `seed` seeds random choices. `record` and `price`
-    are those of `Pipeline`. `prompt` defaults to that of `default_prompter`. Decoding is greedy.
+    are passed to `Pipeline`. `prompt` defaults to `default_prompter`. Decoding is greedy.
     `guard` wraps the re-ranker, to withhold demonstrations (`demonstration_guard`).
     `rerank` replaces the selection of the nearest candidates; it gets `FETCH_FACTOR` times as many.
     """
@@ -95,10 +96,11 @@ class Classifier:
 class FittedReranker:
     """Re-ranker for the photograph model over a knowledge base with a fitted metric.
 
-    It puts the class means before the demonstrations that `rerank` selects (`share_features` lets
-    the model read them), and returns nothing for a query whose nearest examples by the plain cosine
-    are too far for the `gate`: the fitted metric enlarges differences between the known classes,
-    so it says less of a query that belongs to none.
+    It puts the class means before the demonstrations that `rerank` selects; `share_features` lets
+    the model read them. For a query whose nearest examples by the plain cosine are too far for the
+    `gate`, it returns nothing. The gate uses the plain cosine because the fitted metric enlarges
+    differences between the classes of the knowledge base, and shows less well whether a query
+    belongs to none of them.
     """
 
     rerank: Reranker
@@ -119,10 +121,10 @@ class FittedReranker:
 def share_features(generator: Generator, knowledge: KnowledgeBase) -> bool:
     """Let the photograph model reuse image vectors of the knowledge base and its embedder.
 
-    Where a metric was fitted, it reads vectors under that metric, whatever their embedder, also of
-    images that are not stored. Else it uses the part of the vectors that its network computes.
-    Returns False, and changes nothing, unless the generator is a photograph model, without a
-    fitted metric one whose network computes such a part.
+    With a fitted metric, the model reads vectors under that metric, also of images that are not
+    stored; any embedder will do. Without one, it reads the part of the vectors that its own network
+    computes. Returns False, and changes nothing, if the generator is not a photograph model or can
+    read no part of the vectors.
     """
     if not isinstance(generator, PhotoGenerator):
         return False
@@ -152,9 +154,9 @@ def share_features(generator: Generator, knowledge: KnowledgeBase) -> bool:
 
 
 def _fitted_features(search: FittedSearch, sha256s: Collection[str]) -> dict[str, Vectors]:
-    """Return what the photograph model reads of images and class means, by the sha256 of their
-    image: the vector under the fitted metric, and for a mean the flag with which it counts as
-    `MEAN_COUNT` demonstrations."""
+    """Return the features of images and class means for the photograph model, by the sha256 of
+    their image: the vector under the fitted metric and, for a mean, the flag with which it counts
+    as `MEAN_COUNT` demonstrations."""
     images, means = search.image_rows(sha256s)
     flag = math.log(MEAN_COUNT) / NATS_PER_FLAG
     features = {name: _feature(row, 0.0) for name, row in images.items()}
@@ -180,9 +182,9 @@ def _photo_vectors(knowledge: KnowledgeBase, sha256s: Collection[str]) -> dict[s
 def novelty_gate(
     generator: Generator, knowledge: KnowledgeBase, *, false_unknown: float = FALSE_UNKNOWN
 ) -> NoveltyGate | None:
-    """Return the gate for the photograph model over a knowledge base of its own embedder, else
-    None. It rejects about the share `false_unknown` of familiar photographs. Blocks for about a
-    second at 100,000 examples."""
+    """Return the gate for a photograph model over a knowledge base whose vectors it can read
+    (`share_features`), else None. It rejects by mistake about the share `false_unknown` of the
+    photographs that are like the examples. Blocks for about a second at 100,000 examples."""
     check_fraction("false_unknown", false_unknown)
     if not share_features(generator, knowledge):
         return None
@@ -197,8 +199,9 @@ def demonstration_guard(
     multi_label: bool = False,
     false_unknown: float = FALSE_UNKNOWN,
 ) -> Callable[[Reranker], Reranker] | None:
-    """Return what wraps the re-ranker of the photograph model over a knowledge base of its own
-    embedder: `GatedReranker`, or `FittedReranker` where a metric was fitted. Else None."""
+    """Return the wrapper for the re-ranker of a photograph model over a knowledge base whose
+    vectors it can read: `FittedReranker` with a fitted metric, else `GatedReranker`. Return None
+    for other generators and knowledge bases."""
     gate = novelty_gate(generator, knowledge, false_unknown=false_unknown)
     if gate is None:
         return None
@@ -240,9 +243,9 @@ def visual_rag(
     pipeline again after adding examples of a new class. An empty `labels` allows any answer.
     `prompt` defaults to the paper's appendix A, or to brief turns for a generator that needs them,
     such as the bundled one. The photograph model abstains if no example is similar enough
-    (`NoveltyGate`): wrongly for about the share `false_unknown` of familiar photographs. `retrieve`
-    defaults to the search of `knowledge`. `sampling` defaults to greedy replies of at most 64
-    tokens.
+    (`NoveltyGate`): by mistake for about the share `false_unknown` of the photographs that are like
+    the examples. `retrieve` defaults to the search of `knowledge`. `sampling` defaults to greedy
+    replies of at most 64 tokens.
 
     Raises `SettingError`, and `EmptyKnowledgeBaseError` if `labels` is None and the knowledge base
     has none.

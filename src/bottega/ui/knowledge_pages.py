@@ -33,8 +33,8 @@ BATCH = 16  # images in memory at a time: each may have 40 megapixels
 
 @dataclass(frozen=True)
 class KnowledgePages(NamespacePages):
-    """Handlers of the knowledge base. `forget` removes old replies from the response cache after a
-    change."""
+    """Handlers of the pages on the knowledge base. After a change, `forget` removes the namespace's
+    replies from the response cache."""
 
     forget: Forget
     analyses: BaseAnalyses = field(default_factory=BaseAnalyses)
@@ -100,12 +100,12 @@ class KnowledgePages(NamespacePages):
         return self._page(visit, base, "knowledge_wrong_labels.html", values)
 
     def relabel(self, visit: Visit) -> PageResult:
-        """Give the chosen examples the label that their neighbours suggest. An example that has
-        changed or gone since the page was made stays as it is."""
+        """Give each checked example the label that its neighbours suggest. Examples that were
+        changed or deleted since the page was rendered are skipped."""
         base, changed = self.base(visit), 0
         chosen = dict(one.partition(" ")[::2] for one in visit.values("relabel"))
         if not chosen:
-            raise ApiError("no example was chosen", hint="check the boxes of wrong labels")
+            raise ApiError("no example was chosen", hint="check the box of each wrong label")
         for id, old in _by_id(base, chosen).items():
             label = label_text(chosen[id])
             labels = None if old.labels is None else (label,)

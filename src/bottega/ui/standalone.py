@@ -122,7 +122,7 @@ def standalone_app(
     if open_base is not None:
 
         def forget(namespace: str) -> None:
-            """There are no replies to forget."""
+            """Do nothing: there is no response cache."""
 
         routes += knowledge_routes(renderer, KnowledgePages(open_base, forget))
         # The limit of pinned entries does not apply: the only user is an admin.

@@ -42,7 +42,7 @@ MAX_POOL = 2000
 COMPARED = 200  # examples by which two embedders are compared
 FOLDS = 5
 CONCURRENCY = 16
-FEW = 2  # items whose difference says nothing
+CHANCE_GAIN = 2  # items; a gain of at most this number may be due to chance
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,13 @@ class Selection:
     @property
     def is_change(self) -> bool:
         """Whether the best setting replaces the current one: its gain has an interval that excludes
-        0 and p < 0.05, or with `changes_at_one_error` exceeds one standard error of the
-        difference, and `FEW` items."""
+        0 and p < 0.05. With `changes_at_one_error`, a gain of more than one standard error of the
+        difference and more than `CHANCE_GAIN` items suffices."""
         if self.best == self.current:
             return False
         if self.changes_at_one_error:
             gains = np.subtract(self.best.correct, self.current.correct, dtype=float)
-            return bool(gains.sum() > max(gains.std() * np.sqrt(len(gains)), FEW))
+            return bool(gains.sum() > max(gains.std() * np.sqrt(len(gains)), CHANCE_GAIN))
         return self.gain.low > 0 and self.p_value < 0.05
 
     @property
@@ -145,8 +145,8 @@ class LabelledSample:
 
     `items` is a part of `pool`. An image whose labels have no other image is only in `pool`,
     because the other examples cannot name its label. `skipped` is the number of such images.
-    `copies` are the examples left out because an earlier image is the same in another size or
-    encoding: they would name each other's labels."""
+    `copies` are examples that were left out because their images are copies of earlier ones, in
+    another size or encoding: each copy would give the other one its label."""
 
     pool: tuple[Example, ...]
     items: tuple[Example, ...]
@@ -203,8 +203,8 @@ class LabelledSample:
 
 
 def _without_copies(examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:
-    """Return the examples, and apart from them those whose images all are copies of an earlier
-    example's."""
+    """Return the examples to keep, and those whose images are all copies of images of earlier
+    examples."""
     signatures = {
         image.sha256: signature_of(image) for one in examples for image in one.query.images
     }
@@ -275,8 +275,8 @@ def cached_embedders(
 def logistic_trial(
     sample: LabelledSample, embedder: Embedder, seed: int, progress: Progress = False
 ) -> tuple[bool, ...]:
-    """Return which items a logistic regression names correctly, fitted to the examples of the pool
-    outside of the item's fold.
+    """Return which items a logistic regression names correctly. It is fitted to the examples of the
+    pool without the items of the same fold.
 
     Copies of an image are in one fold. `progress` receives the number of items named since its last
     call.
@@ -331,7 +331,8 @@ def fitted_trials(
     sample: LabelledSample, embedder: Embedder, shots: Sequence[int], shrinkages: Sequence[float]
 ) -> dict[tuple[float, int], tuple[bool, ...]]:
     """Return which items the vote of neighbours and class means names correctly under the fitted
-    metric, by shrinkage and number of neighbours; the metric is fitted without the item."""
+    metric, by shrinkage and number of neighbours. Each item is left out of the metric that it is
+    classified by. The result is empty if no metric can be fitted."""
     labels = [labels_of(one) for one in sample.pool]
     number = {one: index for index, one in enumerate(dict.fromkeys(labels))}
     classes = np.array([number[one] for one in labels])
@@ -356,11 +357,11 @@ def fitted_trials(
 def embedder_by_evidence(
     examples: Sequence[Example], open_embedder: Callable[[str], Embedder], *, seed: int = 0
 ) -> tuple[str, str] | None:
-    """Return the default embedder of photographs and the reason for it, if it names clearly more of
-    the examples than `bundled`, each by the vote of the others; else None.
+    """Compare the default embedder of photographs with `bundled` by leave-one-out. Return its name
+    and the reason for it if it is clearly more accurate, else None.
 
-    At most `COMPARED` examples are compared. None is also returned where one of the embedders is
-    not installed, and where no label repeats.
+    At most `COMPARED` examples are classified, each by the vote of the others. None is also
+    returned if one of the embedders is not installed, or no label has two images.
     """
     if not has_photos() or find_spec("torch") is None:
         return None
@@ -383,7 +384,7 @@ def embedder_by_evidence(
         return None
     least, most = (f"{one.accuracy.value:.2f}" for one in (chosen.current, chosen.best))
     count = plural(len(sample.items), "labelled image")
-    return names[1], f"the others name {most} of {count} by it, {least} by {BUNDLED}"
+    return names[1], f"leave-one-out accuracy {most} on {count}, {least} with {BUNDLED}"
 
 
 async def model_trials(

@@ -49,7 +49,7 @@ class LinearSoftmax:
     offsets: NDArray[np.floating[Any]]
 
     def probabilities(self, vectors: Vectors) -> NDArray[np.float64]:
-        """Return (n, classes)."""
+        """Return the probabilities (n, classes) of vectors (n, dimension)."""
         logits = vectors.astype(np.float64) @ self.weights.T + self.offsets
         powers = np.exp(logits - logits.max(axis=1, keepdims=True))
         shares: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
@@ -236,8 +236,8 @@ def most_probable(labels: Sequence[str], linear: LinearSoftmax, vector: Vectors)
 
 @dataclass(frozen=True)
 class StoredLogistic:
-    """Logistic regression that `bottega tune` fitted to so many `examples`, stored beside them, for
-    vectors of the embedder with this fingerprint."""
+    """Logistic regression for unit vectors of the embedder with this fingerprint, stored beside the
+    examples. `bottega tune` fitted it to this number of `examples`."""
 
     embedder: str
     labels: tuple[str, ...]
@@ -246,7 +246,7 @@ class StoredLogistic:
 
     @classmethod
     def fit(cls, knowledge: KnowledgeBase, seed: int) -> StoredLogistic:
-        """Fit to all examples, which have one label each."""
+        """Fit the regression to all examples of the namespace, which have one label each."""
         data = LabelledVectors.of(knowledge)
         labels, linear = LogisticClassifier(data, seed=seed).weights()
         return cls(knowledge.embedder().fingerprint, tuple(labels), linear, len(data.ids))
@@ -258,9 +258,9 @@ class StoredLogistic:
 
 
 def stored_logistic(knowledge: KnowledgeBase) -> StoredLogistic | None:
-    """Return the stored regression of the namespace; None without one for the embedder in use, and
-    once there are other labels or more examples by `GROWTH`. Raises `StoreError` if it is
-    damaged."""
+    """Return the stored regression of the namespace. None is returned if there is none for the
+    embedder in use, if the labels have changed, or if the examples have grown by more than the
+    share `GROWTH`. Raises `StoreError` if it is damaged."""
     if (note := knowledge.note(_logistic_key(knowledge))) is None:
         return None
     try:
@@ -295,8 +295,8 @@ class KnowledgeBaseLogistic:
     """Logistic regression on the labelled examples of a knowledge base, fitted at the first query.
 
     If `exclude` removes examples for a query, such as its own image, C is selected and the model
-    fitted again without them. Other queries are answered by `fitted`, if it is given. `answer`
-    blocks; threads may share an instance.
+    fitted again without them. Other queries are answered by the regression `stored`, if it is
+    given. `answer` blocks; threads may share an instance.
     """
 
     def __init__(
@@ -307,9 +307,9 @@ class KnowledgeBaseLogistic:
         multi_label: bool = False,
         seed: int = 0,
         exclude: Exclude = "same-image",
-        fitted: StoredLogistic | None = None,
+        stored: StoredLogistic | None = None,
     ) -> None:
-        self._knowledge, self._within, self._stored = knowledge, within, fitted
+        self._knowledge, self._within, self._stored = knowledge, within, stored
         self._multi_label, self._seed, self._exclude = multi_label, seed, exclude
         self._fitted: tuple[LabelledVectors, LogisticClassifier] | None = None
         self._refits: LRUCache[frozenset[str], LogisticClassifier] = LRUCache(MAX_REFITS)
@@ -357,8 +357,9 @@ class VectorAnswer:
 class VectorClassifier:
     """Classifier of images by the stored vectors of a knowledge base.
 
-    `knn` is the weighted vote of the `neighbours` nearest examples, `logreg` a logistic regression
-    on all examples. Both are the methods of `bottega eval`. Raises `SettingError` for passages.
+    `knn` is the weighted vote of the `neighbours` nearest examples, under a fitted metric also of
+    the class means; `logreg` is a logistic regression on all examples. `bottega eval` has both.
+    Raises `SettingError` for passages.
     """
 
     def __init__(self, knowledge: KnowledgeBase, method: str, neighbours: int) -> None:
@@ -366,7 +367,7 @@ class VectorClassifier:
         self._knowledge, self._method, self._neighbours = knowledge, method, neighbours
         self._multi_label = knowledge.is_multi_label()
         self._logistic = KnowledgeBaseLogistic(
-            knowledge, multi_label=self._multi_label, fitted=stored_logistic(knowledge)
+            knowledge, multi_label=self._multi_label, stored=stored_logistic(knowledge)
         )
 
     async def __call__(self, query: Query) -> VectorAnswer:

@@ -52,8 +52,8 @@ def knn(
 
     A tie goes to the label with the nearest example. Multi-label: every label with more than half
     of the weight. The temperature suits cosines: with scores of a smaller range this approaches
-    `vote`, with scores of a larger range `nearest_label`. The confidence is the share of the label;
-    `exponent` makes shares probabilities (`calibrate`).
+    `vote`, with scores of a larger range `nearest_label`. The confidence is the share of the label
+    among all shares, each to the power `exponent` (`fitted_vote.calibrate`).
     """
     ordered = _by_similarity(candidates)
     best = ordered[0].score if ordered else 0.0

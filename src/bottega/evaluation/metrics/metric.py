@@ -355,9 +355,9 @@ def labels_of(example: Example) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class AtConfidence:
-    """Mean score, with its interval, of the `n` answers with at least this `confidence`; `share` is
-    their part of all answers."""
+class ConfidentScore:
+    """Mean score, with its interval, of the `n` answers with at least this `confidence`. `share` is
+    `n` divided by the number of all answers."""
 
     confidence: float
     n: int
@@ -367,9 +367,9 @@ class AtConfidence:
     high: float
 
 
-def by_confidence(judged: Sequence[Judgement], *, seed: int) -> tuple[AtConfidence, ...]:
-    """Return the scores of the answers above each of `THRESHOLDS` that any answer reaches; nothing
-    if no answer has a confidence."""
+def by_confidence(judged: Sequence[Judgement], *, seed: int) -> tuple[ConfidentScore, ...]:
+    """Return the score of the answers with at least each confidence of `THRESHOLDS` that any answer
+    reaches."""
     found = []
     for least in THRESHOLDS:
         scores = [
@@ -381,6 +381,6 @@ def by_confidence(judged: Sequence[Judgement], *, seed: int) -> tuple[AtConfiden
             score = mean(scores, seed=seed)
             share = len(scores) / len(judged)
             found.append(
-                AtConfidence(least, len(scores), share, score.value, score.low, score.high)
+                ConfidentScore(least, len(scores), share, score.value, score.low, score.high)
             )
     return tuple(found)

@@ -13,7 +13,7 @@ from bottega.errors import BottegaError
 from bottega.evaluation.benchmark import Benchmark
 from bottega.evaluation.config import CUSTOM, RunConfig
 from bottega.evaluation.metrics.metric import (
-    AtConfidence,
+    ConfidentScore,
     Estimate,
     Judgement,
     by_confidence,
@@ -70,7 +70,7 @@ class MethodResult:
     seconds: float
     missing: int = 0
     also: tuple[Figure, ...] = field(default=())
-    confident: tuple[AtConfidence, ...] = ()
+    confident: tuple[ConfidentScore, ...] = ()
 
     def _repr_html_(self) -> str:
         return notebook.render("result", self)

@@ -182,8 +182,8 @@ class GatewayServer:
             await asyncio.sleep(PUBLISH_SECONDS)
 
     async def _trim(self) -> None:
-        """Return freed memory to the system: heaps keep the most that requests ever needed at once,
-        in gaps between used blocks."""
+        """Return freed memory to the system every `TRIM_SECONDS`. Else heaps keep the peak that
+        requests have needed, as gaps between used blocks."""
         while True:
             await asyncio.sleep(TRIM_SECONDS)
             await asyncio.to_thread(return_freed_memory)

@@ -31,7 +31,7 @@ PHOTO_PARTS = {
     PHOTOS_LITE2: (PHOTOS_LITE2,),
     PHOTOS_BOTH: (PHOTOS, PHOTOS_LITE2),
 }
-MATCHED = 256  # numbers by which the photograph models compare images
+MATCHED = 256  # dimensions of the vectors by which the photograph models compare images
 MAX_RECENT = 1024  # images whose vectors are cached
 WORKERS = 2  # threads of one call; each decodes an image and computes its vector
 PREPROCESSING = "bicubic, central square, 1"  # a new version makes earlier vectors invalid
@@ -45,12 +45,12 @@ def default_photos() -> str:
 class PhotoEmbedder:
     """Image embedder from EfficientNet-Lite with ImageNet weights, without torch.
 
-    `photos` is Lite0, `photos-lite2` is Lite2 and `photos-both`, the default where both are
-    installed, is the vectors of both side by side. A vector consists of the network's 1,280
-    features at their own length; in `photos-both`, each part is divided by the typical length of
-    its features. The shorter side of an image becomes the network's, and the central square is
-    kept. Raises `MissingDependencyError` without the extra `[photos]`, and `ModelLoadError` for
-    damaged weights.
+    `photos` is Lite0 and `photos-lite2` Lite2; `photos-both`, the default if the weights of both
+    are installed, concatenates their vectors. A vector has the 1,280 features of the network, not
+    scaled to length one; in `photos-both`, each part is divided by the typical length of its
+    features. The shorter side of an image is scaled to the side of the network's images, and the
+    central square is kept. Raises `MissingDependencyError` without the extra `[photos]`, and
+    `ModelLoadError` for damaged weights.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -87,7 +87,8 @@ class PhotoEmbedder:
         return {sha256: row for sha256, row in found.items() if row is not None}
 
     def features(self, rows: Vectors, part: str) -> Vectors:
-        """Return the features (..., FEATURES) of one network from vectors, at their own length."""
+        """Return the features (..., FEATURES) of one network from vectors (..., dimension), as the
+        network computes them."""
         index = self.parts.index(part)
         features: Vectors = rows[..., index * FEATURES : (index + 1) * FEATURES]
         return features * np.float32(self._lengths[index])
@@ -132,7 +133,7 @@ def _projection(model: str) -> tuple[Vectors, Vectors]:
     from safetensors.numpy import load
 
     weights = load(decoder_weights(model))
-    # Further rows are the negative ones, as gelu(x) - gelu(-x) = x.
+    # The other rows are the negatives of these, because gelu(x) - gelu(-x) = x.
     layer = "model.multi_modal_projector.linear_1"
     matrix, offset = (weights[f"{layer}.{part}"][:MATCHED] for part in ("weight", "bias"))
     return matrix.astype(np.float32), offset.astype(np.float32)
