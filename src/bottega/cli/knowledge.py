@@ -13,7 +13,14 @@ from bottega._util.locations import StoreLocation
 from bottega._util.progress import plural
 from bottega.cli.components import LOCAL, check_executor, embedder_opener
 from bottega.cli.example_source import ExampleSource, open_passages, open_source
-from bottega.cli.knowledge_files import note_embedder, open_to_add, open_to_repair, to_reindex
+from bottega.cli.knowledge_files import (
+    note_embedder,
+    open_to_add,
+    open_to_repair,
+    refit_metric,
+    refit_metrics,
+    to_reindex,
+)
 from bottega.cli.options import Embed, Json, KnowledgeFile, Namespace, On, WorkerCount
 from bottega.cli.output import (
     SkippedExamples,
@@ -40,7 +47,7 @@ from bottega.evaluation.methods.retrieval import OpenEmbedder
 from bottega.image import Image
 from bottega.knowledge import AddResult, KnowledgeBase
 from bottega.knowledge.batch import is_sound
-from bottega.knowledge.embedders.names import BUNDLED, packaged_name, photo_tower, reads_text_only
+from bottega.knowledge.embedders.names import BUNDLED, packaged_name, reads_text_only
 from bottega.knowledge.loaders.folders import faint_images, similar_labels
 from bottega.knowledge.records import DEFAULT
 from bottega.knowledge.transfer import count_exported
@@ -110,7 +117,7 @@ def add(
         default, reason = _embed_by_evidence(knowledge, opener, default, has_default)
         total, embedders = len(knowledge), _embedders(knowledge)
         _note_doubtful_labels(knowledge, file, first)
-        _fit_metric(knowledge)
+        refit_metric(knowledge)
     _warn_of_faint_images(images)
     skipped.warn_of_rest()
     if added.new == added.duplicates == 0:
@@ -142,18 +149,6 @@ def _embed_by_evidence(
         knowledge.reindex(DEFAULT, opener(found[0]), progress=step)
     note_embedder(knowledge, DEFAULT, found[0])
     return found
-
-
-def _fit_metric(knowledge: KnowledgeBase) -> None:
-    """Fit the metric of labelled photographs that all ask one question, or fit it again if it is
-    outdated (`KnowledgeBase.refit_metric`). A chosen plain cosine stays."""
-    fingerprints = [view.fingerprint for view in knowledge.views().values()]
-    name = packaged_name(fingerprints[0]) if fingerprints else None
-    if name is None or photo_tower(name) is None or knowledge.is_multi_label():
-        return
-    sample = knowledge.get_many(knowledge.sample_ids(SAMPLED))
-    if len({one.query.text for one in sample}) == 1:
-        knowledge.refit_metric()
 
 
 def _first_sound(found: ExampleSource, source: str, skipped: SkippedExamples) -> Sequence[Example]:
@@ -296,7 +291,7 @@ def import_(
     ):
         added = knowledge.import_from(folder, on_error=skipped, progress=status)
         total, embedders = len(knowledge), _embedders(knowledge)
-        _fit_metric(knowledge)
+        refit_metric(knowledge)
     skipped.warn_of_rest()
     counts = {"new": added.new, "duplicates": added.duplicates, "examples": total}
     text = _added_text(added, skipped, whole_name(file, namespace), total, embedders)
@@ -327,6 +322,10 @@ def verify(
 
     Exits with 1 if an image, a vector or an index file is wrong.
     """
+    if labels and (repair or deep or embed):
+        raise SettingError(
+            "--labels changes and embeds nothing", hint="remove --repair, --deep and --embed"
+        )
     if labels:
         _list_doubtful_labels(file, namespace, json)
         return
@@ -414,9 +413,7 @@ def reindex(
             count = knowledge.reindex(name, embedder, progress=status)
         note_embedder(knowledge, name, spec)
         namespaces = list(knowledge.namespaces())
-    for namespace in namespaces:
-        with open_rows(file, namespace) as knowledge:
-            _fit_metric(knowledge)
+    refit_metrics(file, namespaces)
     shown = packaged_name(embedder.fingerprint) or spec
     text = f"{plural(count, 'example')} embedded by {shown} as {name}"
     print_result(json, {"view": name, "embedded": count, "embedder": shown}, text)

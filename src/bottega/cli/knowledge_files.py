@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,9 +21,11 @@ from bottega.knowledge.embedders.names import (
     earlier_photos,
     note_of,
     packaged_name,
+    photo_tower,
 )
 from bottega.knowledge.metric import SearchMetric
 from bottega.knowledge.records import DEFAULT, StoredView, check_name
+from bottega.naming import SAMPLED
 
 VECTORS = "BOTTEGA_VECTORS"  # URL of a Milvus server, which may contain a password
 
@@ -209,3 +211,22 @@ def note_embedder(knowledge: KnowledgeBase, name: str, spec: str) -> None:
     note = note_of(knowledge.views()[name])
     if knowledge.note(note) != spec:
         knowledge.set_note(note, spec)
+
+
+def refit_metric(knowledge: KnowledgeBase) -> None:
+    """Fit the metric of labelled photographs that all ask one question, or fit it again if it is
+    outdated (`KnowledgeBase.refit_metric`). A chosen plain cosine stays."""
+    fingerprints = [view.fingerprint for view in knowledge.views().values()]
+    name = packaged_name(fingerprints[0]) if fingerprints else None
+    if name is None or photo_tower(name) is None or knowledge.is_multi_label():
+        return
+    sample = knowledge.get_many(knowledge.sample_ids(SAMPLED))
+    if len({one.query.text for one in sample}) == 1:
+        knowledge.refit_metric()
+
+
+def refit_metrics(file: StoreLocation, namespaces: Iterable[str]) -> None:
+    """Fit the metrics of these namespaces after their images were embedded again."""
+    for namespace in namespaces:
+        with open_rows(file, namespace) as knowledge:
+            refit_metric(knowledge)

@@ -12,11 +12,11 @@ from bottega._util.event_loops import run_closing
 from bottega._util.progress import plural
 from bottega.cli.answer import SHOTS
 from bottega.cli.components import open_embedder
-from bottega.cli.knowledge_files import note_embedder, open_to_search, to_reindex
+from bottega.cli.knowledge_files import note_embedder, open_to_search, refit_metrics, to_reindex
 from bottega.cli.options import DefaultModel, Json, KnowledgeFile, Namespace, Seed
 from bottega.cli.output import note, noting_interruption, print_json, print_table, say
 from bottega.cli.shown_progress import progress
-from bottega.errors import SettingError
+from bottega.errors import SettingError, StoreError
 from bottega.evaluation.knowledge_rows import counted, open_rows, others, whole_name
 from bottega.evaluation.methods.leave_one_out import (
     LabelledSample,
@@ -124,7 +124,8 @@ def tune(
     ):
         with open_rows(file, namespace) as rows:
             view, spec = to_reindex(rows, None, None, file)
-            current = _current(knowledge, spec, rows.stored_metric)
+            stored = _stored(knowledge, dry_run)
+            current = _current(stored, spec, rows.stored_metric)
         labelled = LabelledSample.of(knowledge, sample, seed)
         specs = dict.fromkeys([spec, *(names or _default_embedders(labelled))])
         embedders = cached_embedders(list(specs), knowledge, spec, labelled.pool, open_embedder)
@@ -134,13 +135,15 @@ def tune(
         by_shots = _compare_shots(labelled, embedder, by_vote.chosen, generator, seed)
         with progress("logistic regression", len(labelled.items)) as step:
             logistic = Trial(by_shots.chosen, logistic_trial(labelled, embedder, seed, step))
-        methods = _compare_methods(labelled, by_shots, logistic, tuned_for(knowledge), seed)
+        methods = _compare_methods(labelled, by_shots, logistic, stored, seed)
         scorer = generator.name if generator else KNN
         result = Tuning(labelled, scorer, by_vote, by_shots, methods, logistic)
         if not dry_run:
             kept = RESUMES.format(file=file)
             _store(knowledge, namespace, view, result, embedder, seed)
         elsewhere = others(knowledge, namespace)
+    if by_vote.chosen.embedder != spec and not dry_run:
+        refit_metrics(file, elsewhere)
     if json:
         print_json(_document(result, seed, dry_run))
     else:
@@ -165,10 +168,21 @@ def _checked_options(method: str, model: str | None, embed: str | None) -> tuple
     return names
 
 
-def _current(knowledge: KnowledgeBase, spec: str, metric: StoredMetric | None) -> Setting:
+def _stored(knowledge: KnowledgeBase, dry_run: bool) -> TunedSettings | None:
+    """Return the stored settings, None without any; replace damaged ones by the defaults."""
+    try:
+        return tuned_for(knowledge)
+    except StoreError as error:
+        note(f"{error}: they are replaced by the defaults")
+        if not dry_run:
+            TunedSettings(knowledge.embedder().fingerprint, SHOTS).store(knowledge)
+        return None
+
+
+def _current(stored: TunedSettings | None, spec: str, metric: StoredMetric | None) -> Setting:
     """Return the stored setting, else the defaults of `classify`."""
     shrinkage = metric.shrinkage if metric else None
-    if (stored := tuned_for(knowledge)) is None:
+    if stored is None:
         return Setting(spec, SHOTS, shrinkage=shrinkage)
     return Setting(spec, stored.shots, stored.order, shrinkage)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ WARNING = (
     " images; {install}run bottega reindex K.db --embed photos, or set --model bundled:photos (in"
     " Python bundled('photos') and PhotoEmbedder()), or use a larger vision-language model"
 )
+UNUSED = "no owner"  # of a photograph model that reads no knowledge base yet
 UNKNOWN = "unknown"  # the photograph model's answer without a similar demonstration
 
 
@@ -96,7 +98,7 @@ class LabelTokens:
     def of(cls, prompt: Prompt, words: Sequence[str]) -> LabelTokens:
         """Return the placeholders of a prompt; none if it has more different answers than there are
         `words`, or ends with the beginning of an answer."""
-        labels = dict.fromkeys(filter(None, map(_answer_text, prompt.messages)))
+        labels = dict.fromkeys(filter(None, map(answer_text, prompt.messages)))
         begun = bool(prompt.messages) and prompt.messages[-1].role == "assistant"
         fits = len(labels) <= len(words) and not begun
         return cls(dict(zip(labels, words, strict=False)) if fits else {})
@@ -104,7 +106,7 @@ class LabelTokens:
     def replaced(self, prompt: Prompt) -> Prompt:
         """Return the prompt with placeholders in place of its answers."""
         messages = tuple(
-            Message(one.role, (word,)) if (word := self.by_label.get(_answer_text(one))) else one
+            Message(one.role, (word,)) if (word := self.by_label.get(answer_text(one))) else one
             for one in prompt.messages
         )
         return replace(prompt, messages=messages)
@@ -121,7 +123,7 @@ class LabelTokens:
         return replace(reply, completions=tuple(replace(one, text=text) for one, text in pairs))
 
 
-def _answer_text(message: Message) -> str:
+def answer_text(message: Message) -> str:
     """Return the text of a turn of the assistant as the chat template writes it, "" for turns of
     other roles or with images."""
     texts = [part for part in message.parts if isinstance(part, str)]
@@ -135,9 +137,12 @@ class PhotoGenerator(TransformersGenerator):
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         super().__init__(model, **options)
+        self._options = options
+        self._owner: object = UNUSED
+        self._copies: list[PhotoGenerator] = []
         self._sources: tuple[FeatureSource, ...] = ()
         self._prepare: Callable[[Sequence[Image]], None] | None = None
-        self._sharpness = 1.0
+        self._shares: Callable[[Prompt], Mapping[str, float]] | None = None
 
     @cached_property
     def _words(self) -> list[str]:
@@ -149,20 +154,36 @@ class PhotoGenerator(TransformersGenerator):
             if word.isascii() and word.isalpha() and not UNKNOWN.startswith(word)
         ]
 
+    def reader_for(self, owner: object) -> PhotoGenerator:
+        """Return a generator for vectors of one owner, such as a fitted search: this one, or a copy
+        if it reads those of another. `aclose` also closes the copies."""
+        readers = [self, *self._copies]
+        found = next((one for one in readers if one._owner in (owner, UNUSED)), None)
+        if found is None:
+            found = PhotoGenerator(self._source, **self._options)
+            self._copies.append(found)
+        found._owner = owner
+        return found
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        for one in self._copies:
+            await one.aclose()
+
     def set_feature_sources(
         self,
         *sources: FeatureSource,
         prepare: Callable[[Sequence[Image]], None] | None = None,
-        sharpness: float = 1.0,
+        shares: Callable[[Prompt], Mapping[str, float]] | None = None,
     ) -> None:
         """Set the sources of image vectors; any thread may call them.
 
         Sources of other vectors than this model computes need `prepare`: it receives the images of
-        a prompt that no source returns, and makes a source return them. `sharpness` multiplies the
-        logits. The probabilities of labels are then the shares of the vote to this power, scaled to
-        a sum of 1; greedy answers stay the same.
+        a prompt that no source returns, and makes a source return them. `shares` returns the
+        probabilities of the answers of a prompt. Completions that give one of them then have its
+        log-probability: the model's own is a rough function of its vote.
         """
-        self._sources, self._prepare, self._sharpness = sources, prepare, sharpness
+        self._sources, self._prepare, self._shares = sources, prepare, shares
         if self._loaded is not None and self._loaded.vision_cache is not None:
             self._loaded.vision_cache.set_sources(*sources)
 
@@ -178,7 +199,17 @@ class PhotoGenerator(TransformersGenerator):
         tokens = LabelTokens.of(request.prompt, self._words)
         prompt, sampling = tokens.replaced(request.prompt), replace(request.sampling, stop=())
         reply = await super()._reply(Request(prompt, sampling, start=request.start))
-        return tokens.restored(reply, request.sampling.stop)
+        restored = tokens.restored(reply, request.sampling.stop)
+        if self._shares is None:
+            return restored
+        shares = await asyncio.to_thread(self._shares, request.prompt)
+        return replace(
+            restored,
+            completions=tuple(
+                replace(one, logprob=math.log(share)) if (share := shares.get(one.text)) else one
+                for one in restored.completions
+            ),
+        )
 
     def _prepare_images(
         self, images: Sequence[Image], prepare: Callable[[Sequence[Image]], None]
@@ -195,10 +226,7 @@ class PhotoGenerator(TransformersGenerator):
             fuse(model.model.base_model.vision_tower)
             if model.vision_cache is not None:
                 model.vision_cache.sources = self._sources
-        model = super()._model()
-        if model.tree is not None:
-            model.tree.tree.sharpness = self._sharpness
-        return model
+        return super()._model()
 
 
 def bundled(

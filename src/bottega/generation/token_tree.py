@@ -126,7 +126,6 @@ class TokenTree:
             for layer, precision in zip(text.layers, precisions, strict=True)
         ]
         self._norm, self._head = _Norm(text.norm), model.lm_head.weight
-        self.sharpness = 1.0  # multiplies the logits
         width = self._layers[0].kv_width
         self._widths = [config.hidden_size, *[width] * (2 * len(self._layers))]
         self._max_nodes = max_bytes // (4 * sum(self._widths))
@@ -199,7 +198,7 @@ class TokenTree:
         queries = layer.rotated(layer.queries(hidden), self._angles(requested.depths))
         keys, values = self._tables[-2:]
         hidden = layer.output(hidden, queries, keys, values, requested)
-        return self.sharpness * linear(self._norm(hidden), self._head)
+        return linear(self._norm(hidden), self._head)
 
     def _read_new(self, rows: QueryNodes) -> None:
         """Compute the states of new nodes, which are the queries of the rows."""

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import TypeAlias, get_args
 
 import numpy as np
 
 from bottega.bundled import PHOTO_OPENING
 from bottega.errors import EmptyKnowledgeBaseError, SettingError, check_count, check_fraction
-from bottega.generation.bundled_models import PhotoGenerator
+from bottega.generation.bundled_models import PhotoGenerator, answer_text
 from bottega.image import Image
 from bottega.knowledge import JoinedEmbedder, KnowledgeBase
 from bottega.knowledge.embedders.composite import photo_embedder_of, uncached
 from bottega.knowledge.embedders.photo_embedder import match_vectors
 from bottega.knowledge.fitted_search import FittedSearch
+from bottega.knowledge.fitted_vote import FITTED_SCALE, sharpened
 from bottega.knowledge.metric import MEAN_COUNT
 from bottega.parsing import LabelParser
 from bottega.pipeline import FixedRouter, Pipeline
@@ -38,7 +41,7 @@ from bottega.protocols import (
 from bottega.reranking import DemonstrationOrder, GatedReranker, TopKReranker
 from bottega.retrieval import DenseRetriever
 from bottega.routing.novelty_gate import AVERAGED, FALSE_UNKNOWN, NoveltyGate
-from bottega.types import Candidate, Query, Sampling
+from bottega.types import Candidate, Prompt, Query, Sampling
 
 VectorSource: TypeAlias = Callable[[Collection[str]], dict[str, Vectors]]
 
@@ -135,7 +138,9 @@ def share_features(generator: Generator, knowledge: KnowledgeBase) -> bool:
             search.keep(images, knowledge.embed([Query("", (image,)) for image in images]))
 
         generator.set_feature_sources(
-            partial(_fitted_features, search), prepare=prepare, sharpness=search.exponent
+            partial(_fitted_features, search),
+            prepare=prepare,
+            shares=partial(_vote_shares, search),
         )
         return True
     photos, name = photo_embedder_of(knowledge.embedder()), generator.name.removeprefix("bundled:")
@@ -161,6 +166,27 @@ def _fitted_features(search: FittedSearch, sha256s: Collection[str]) -> dict[str
     flag = math.log(MEAN_COUNT) / NATS_PER_FLAG
     features = {name: _feature(row, 0.0) for name, row in images.items()}
     return features | {name: _feature(row, flag) for name, row in means.items()}
+
+
+def _vote_shares(search: FittedSearch, prompt: Prompt) -> dict[str, float]:
+    """Return the calibrated shares of the demonstrated answers in the vote for the last image."""
+    shown = [
+        (images[-1].sha256, answer)
+        for asked, answered in pairwise(prompt.messages)
+        if (images := Prompt((asked,)).images) and (answer := answer_text(answered))
+    ]
+    query = prompt.images[-1].sha256 if prompt.images else ""
+    rows, means = search.image_rows({query, *(sha256 for sha256, _ in shown)})
+    weights: defaultdict[str, float] = defaultdict(float)
+    for sha256, answer in shown:
+        count, row = (MEAN_COUNT, means[sha256]) if sha256 in means else (1, rows.get(sha256))
+        if row is not None and query in rows:
+            weights[answer] += count * math.exp(FITTED_SCALE * (float(row @ rows[query]) - 1))
+    if not weights:
+        return {}
+    votes = np.array([list(weights.values())])
+    shares = sharpened(votes / votes.sum(), search.exponent)[0].tolist()
+    return dict(zip(weights, shares, strict=True))
 
 
 def _feature(row: Vectors, flag: float) -> Vectors:
@@ -266,6 +292,8 @@ def visual_rag(
             hint=f"use {', '.join(get_args(DemonstrationOrder))}",
         )
     check_count("shots", shots)
+    if isinstance(generator, PhotoGenerator):
+        generator = generator.reader_for(knowledge.fitted)
     if labels is None and not (labels := knowledge.labels()):
         raise EmptyKnowledgeBaseError(
             "the knowledge base has no labels: it is empty",

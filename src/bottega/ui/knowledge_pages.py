@@ -101,12 +101,15 @@ class KnowledgePages(NamespacePages):
 
     def relabel(self, visit: Visit) -> PageResult:
         """Give each checked example the label that its neighbours suggest. Examples that were
-        changed or deleted since the page was rendered are skipped."""
+        changed or deleted since the page was rendered are skipped, and those with several labels,
+        of which others may be right."""
         base, changed = self.base(visit), 0
         chosen = dict(one.partition(" ")[::2] for one in visit.values("relabel"))
         if not chosen:
             raise ApiError("no example was chosen", hint="check the box of each wrong label")
         for id, old in _by_id(base, chosen).items():
+            if len(old.labels or ()) > 1:
+                continue
             label = label_text(chosen[id])
             labels = None if old.labels is None else (label,)
             tags = {**old.tags, **human_tags(visit)}

@@ -208,6 +208,8 @@ def _without_copies(examples: Sequence[Example]) -> tuple[list[Example], list[Ex
     signatures = {
         image.sha256: signature_of(image) for one in examples for image in one.query.images
     }
+    if not signatures:
+        return [], []
     search, order = CopySearch(signatures), {sha: index for index, sha in enumerate(signatures)}
     kept: list[Example] = []
     copies: list[Example] = []

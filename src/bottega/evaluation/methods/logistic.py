@@ -22,10 +22,11 @@ from bottega.evaluation.methods.votes import knn, no_label, with_means
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.records import unit
 from bottega.knowledge.stored_metric import GROWTH, packed, unpacked
+from bottega.knowledge.tuned_settings import LOGREG
 from bottega.protocols import Vectors
 from bottega.types import Answer, Candidate, Query
 
-VECTOR_METHODS = ("knn", "logreg")
+VECTOR_METHODS = ("knn", LOGREG)
 
 FOLDS = 5
 # scikit-learn's C is the inverse of the L2 penalty; the strongest penalty comes first.
@@ -35,7 +36,7 @@ MAX_TUNED = 2000
 MAX_ITERATIONS = 1000
 MAX_REFITS = 16
 ALL_LABELS = ""  # key of the model over all labels
-LOGISTIC_NOTE = "logreg"  # key of the note of the default namespace
+LOGISTIC_NOTE = LOGREG  # key of the note of the default namespace
 
 ClassIndices = NDArray[np.int64]
 
@@ -366,8 +367,11 @@ class VectorClassifier:
         check_labelled(knowledge, method)
         self._knowledge, self._method, self._neighbours = knowledge, method, neighbours
         self._multi_label = knowledge.is_multi_label()
+        uses_stored = method == LOGREG and not self._multi_label
         self._logistic = KnowledgeBaseLogistic(
-            knowledge, multi_label=self._multi_label, stored=stored_logistic(knowledge)
+            knowledge,
+            multi_label=self._multi_label,
+            stored=stored_logistic(knowledge) if uses_stored else None,
         )
 
     async def __call__(self, query: Query) -> VectorAnswer:

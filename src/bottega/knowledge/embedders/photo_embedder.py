@@ -75,11 +75,7 @@ class PhotoEmbedder:
         return FEATURES * len(self.parts)
 
     def embed(self, queries: Sequence[Query]) -> Vectors:
-        rows = mean_vectors(queries, self._vectors, self.dimension)
-        for query, row in zip(queries, rows, strict=True):
-            if len(query.images) == 1:
-                self._recent.put(query.images[0].sha256, row)
-        return rows
+        return mean_vectors(queries, self._vectors, self.dimension)
 
     def image_vectors(self, sha256s: Collection[str]) -> dict[str, Vectors]:
         """Return the cached vectors of recently embedded images, by sha256."""
@@ -95,9 +91,16 @@ class PhotoEmbedder:
 
     def _vectors(self, images: Sequence[Image]) -> Vectors:
         if len(images) == 1:
-            return self._vector(images[0])[None]
+            return self._recent_vector(images[0])[None]
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="bottega-photos") as pool:
-            return np.stack(list(pool.map(self._vector, images)))
+            return np.stack(list(pool.map(self._recent_vector, images)))
+
+    def _recent_vector(self, image: Image) -> Vectors:
+        row = self._recent.get(image.sha256)
+        if row is None:
+            row = self._vector(image)
+            self._recent.put(image.sha256, row)
+        return row
 
     def _vector(self, image: Image) -> Vectors:
         decoded: dict[int, Pillow.Image] = {}
