@@ -51,6 +51,7 @@ STATUS: Mapping[str, tuple[int | None, int]] = {
     "GET /knowledge/map": (200, 403),
     "GET /knowledge/duplicates": (200, 403),
     "GET /knowledge/wrong-labels": (200, 403),
+    "POST /knowledge/wrong-labels": (200, 403),
     "GET /knowledge/add": (200, 403),
     "POST /knowledge/add": (None, 403),
     "GET /evaluations": (403, 403),
@@ -173,6 +174,7 @@ async def test_a_key_neither_sees_nor_changes_another_namespace(
                 for form in FORMS[: 2 if method == "POST" else 1]:
                     if status is None:
                         continue
+                    form = {**form, "relabel": f"{values['cache']} x"}
                     sent = await send(client, f"{served.url}{path}{query}", method, form)
                     assert sent[0] == status, (route, query, sent)
                     shown = sent[1].replace(path.rpartition("/")[2], "")  # the address itself
@@ -215,6 +217,7 @@ async def test_a_viewer_sees_keys_and_changes_nothing(served: Console, endpoint:
                 continue
             for form in FORMS:
                 url = f"{served.url}{path_of(route, values)}?namespace=team-a"
+                form = {**form, "relabel": f"{values['cache']} x"}
                 status, text = await send(client, url, "POST", form)
                 assert status == (200 if route == READS else 403), (route, text)
         assert state(served, endpoint) == before

@@ -59,11 +59,15 @@ class Tuning:
     model, or knn."""
 
     sample: LabelledSample
-    scorer: str
+    generator: Generator | None
     embedder: Selection
     shots: Selection
     methods: Selection
     logistic: Trial
+
+    @property
+    def scorer(self) -> str:
+        return self.generator.name if self.generator else KNN
 
     @property
     def setting(self) -> Setting:
@@ -136,8 +140,7 @@ def tune(
         with progress("logistic regression", len(labelled.items)) as step:
             logistic = Trial(by_shots.chosen, logistic_trial(labelled, embedder, seed, step))
         methods = _compare_methods(labelled, by_shots, logistic, stored, seed)
-        scorer = generator.name if generator else KNN
-        result = Tuning(labelled, scorer, by_vote, by_shots, methods, logistic)
+        result = Tuning(labelled, generator, by_vote, by_shots, methods, logistic)
         if not dry_run:
             kept = RESUMES.format(file=file)
             _store(knowledge, namespace, view, result, embedder, seed)
