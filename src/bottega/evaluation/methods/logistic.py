@@ -65,8 +65,12 @@ class LogisticModel:
         self.linear = LinearSoftmax(np.zeros((1, vectors.shape[1])), np.zeros(1))
         if len(self.classes) > 1:
             from sklearn.linear_model import LogisticRegression  # takes a second to import
+            from threadpoolctl import threadpool_limits
 
-            model = LogisticRegression(C=c, max_iter=MAX_ITERATIONS).fit(vectors, targets)
+            model = LogisticRegression(C=c, max_iter=MAX_ITERATIONS)
+            # Two threads wait for each other most of the time: they take five times as long.
+            with threadpool_limits(1):
+                model.fit(vectors, targets)
             weights, offsets = model.coef_, model.intercept_
             if len(self.classes) == 2:  # scikit-learn keeps one row, the log odds
                 weights, offsets = np.vstack([0 * weights, weights]), np.append(0, offsets)
