@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from PIL import Image as Pillow
 
 from bottega import KnowledgeBase, PhotoEmbedder, bundled, visual_rag
 from bottega.bundled import PHOTO_OPENING
+from bottega.errors import SettingError
 from bottega.evaluation.methods.logistic import VectorClassifier
 from bottega.generation.bundled_models import PhotoGenerator
 from bottega.image import Image
@@ -160,6 +162,20 @@ def test_stop_strings_cut_the_label(base: KnowledgeBase, model: PhotoGenerator) 
     assert reply.completions[0].text == "big"
 
 
+def test_a_cut_label_does_not_get_the_probability_of_another(model: PhotoGenerator) -> None:
+    with KnowledgeBase.open(":memory:", PhotoEmbedder("photos")) as knowledge:
+        knowledge.add(
+            Example(example(kind, variant).query, ("a b", "a")[kind])
+            for kind in range(2)
+            for variant in range(EACH)
+        )
+        knowledge.fit_metric()
+        pipeline = visual_rag(knowledge, model, sampling=Sampling(max_tokens=8, stop=(" ",)))
+        answer = asyncio.run(pipeline.answer(example(0, 50).query))
+        assert answer.text == "a"
+        assert answer.confidence is None or answer.confidence > 0.01
+
+
 def test_class_means_come_first_and_count(base: KnowledgeBase, model: PhotoGenerator) -> None:
     base.fit_metric()
     trace = asyncio.run(visual_rag(base, model, shots=5).trace(queries()[0]))
@@ -200,6 +216,32 @@ def test_one_model_serves_several_knowledge_bases(base: KnowledgeBase) -> None:
 
         [[alone], [alone_too]] = answers(base), answers(other)
         assert answers(base, other, base) == [alone, alone_too, alone]
+    asyncio.run(model.aclose())
+
+
+def test_a_pipeline_refuses_a_metric_that_was_fitted_later(base: KnowledgeBase) -> None:
+    model, query = bundled("photos"), queries()[0]
+    for first, later in ((None, 0.7), (0.7, 0.5), (0.7, None)):
+        base.fit_metric(first)
+        pipeline = visual_rag(base, model)
+        assert asyncio.run(pipeline.answer(query)).labels
+        base.fit_metric(later)
+        with pytest.raises(SettingError, match="has changed since the pipeline was built"):
+            asyncio.run(pipeline.answer(query))
+    asyncio.run(model.aclose())
+
+
+def test_a_model_lets_go_of_closed_bases(tmp_path: Path) -> None:
+    model = bundled("photos")
+    assert isinstance(model, PhotoGenerator)
+    for _ in range(3):
+        with KnowledgeBase.open(":memory:", PhotoEmbedder("photos")) as knowledge:
+            knowledge.add(example(kind, variant) for kind in range(2) for variant in range(6))
+            knowledge.fit_metric()
+            asyncio.run(visual_rag(knowledge, model).answer(queries()[0]))
+        del knowledge
+        gc.collect()
+    assert len(model._copies) <= 1
     asyncio.run(model.aclose())
 
 

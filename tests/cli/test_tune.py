@@ -355,6 +355,18 @@ def test_a_stored_regression_is_fitted_again_for_a_new_label(run: Run, with_logr
     assert (answer["method"], answer["answer"]) == ("logreg", "black")
 
 
+def test_a_stored_regression_is_fitted_again_for_corrected_labels(
+    run: Run, with_logreg: Path
+) -> None:
+    with KnowledgeBase.open("k.db") as knowledge:
+        swapped = {"ruby": "sky", "sky": "ruby", "leaf": "leaf"}
+        knowledge.replace([replace(one, answer=swapped[one.answer]) for one in knowledge])
+    image = with_logreg.parent / "new.png"
+    Pillow.new("RGB", (32, 32), (195, 8, 70)).save(image)
+    [answer] = orjson.loads(run("classify", "k.db", image, "--json").out)
+    assert (answer["method"], answer["answer"]) == ("logreg", "sky")
+
+
 def test_a_damaged_regression_is_an_error_with_a_hint(run: Run, with_logreg: Path) -> None:
     with KnowledgeBase.open("k.db") as knowledge:
         stored = orjson.loads(str(knowledge.note("logreg")))

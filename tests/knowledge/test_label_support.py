@@ -36,7 +36,7 @@ def test_planted_wrong_labels_come_first(seed: int) -> None:
 def test_equal_vectors_and_single_labels() -> None:
     with open_base(":memory:", np.ones((6, 3), np.float32)) as base:
         base.add([Example(Query("0"), "one"), Example(Query("1"), "two")])
-        assert {one.labels for one in base.label_supports()} == {("one",), ("two",)}
+        assert base.label_supports() == []  # nothing could support them
     with open_base(":memory:", np.ones((2, 3), np.float32)) as base:
         base.add([Example(Query("0"), "one"), Example(Query("1"), "one")])
         with pytest.raises(SettingError, match="fewer than two"):

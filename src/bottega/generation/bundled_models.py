@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,7 +32,6 @@ WARNING = (
     " images; {install}run bottega reindex K.db --embed photos, or set --model bundled:photos (in"
     " Python bundled('photos') and PhotoEmbedder()), or use a larger vision-language model"
 )
-UNUSED = "no owner"  # of a photograph model that reads no knowledge base yet
 UNKNOWN = "unknown"  # the photograph model's answer without a similar demonstration
 
 
@@ -111,16 +111,18 @@ class LabelTokens:
         )
         return replace(prompt, messages=messages)
 
-    def restored(self, reply: Reply, stop: Sequence[str]) -> Reply:
-        """Return the reply with answers in place of placeholders, each cut at the first of the
-        `stop` strings."""
+    def restored(self, reply: Reply, stop: Sequence[str], shares: Mapping[str, float]) -> Reply:
+        """Return the reply with the answers for their tokens, and for answers in `shares` their
+        log-probabilities; each is cut at the first stop string."""
         labels = {word: label for label, word in self.by_label.items()}
-        texts = [labels.get(one.text, one.text) for one in reply.completions]
-        cut = [
-            min((text.partition(end)[0] for end in stop), key=len, default=text) for text in texts
-        ]
-        pairs = zip(reply.completions, cut, strict=True)
-        return replace(reply, completions=tuple(replace(one, text=text) for one, text in pairs))
+        completions = []
+        for one in reply.completions:
+            text = labels.get(one.text, one.text)
+            cut = min((text.partition(end)[0] for end in stop), key=len, default=text)
+            share = shares.get(text) if cut == text else None
+            logprob = math.log(share) if share else one.logprob
+            completions.append(replace(one, text=cut, logprob=logprob))
+        return replace(reply, completions=tuple(completions))
 
 
 def answer_text(message: Message) -> str:
@@ -131,6 +133,14 @@ def answer_text(message: Message) -> str:
     return " ".join(text.strip() for text in texts) if is_answer else ""
 
 
+def _unused() -> None:
+    """Owner of a photograph model that reads no vectors yet."""
+
+
+def _nobody() -> None:
+    """Owner of the vectors of the model's own network, which all knowledge bases share."""
+
+
 class PhotoGenerator(TransformersGenerator):
     """Photograph model that does not encode images whose vectors are available from its sources,
     and reads and writes each label as one token (`LabelTokens`)."""
@@ -138,7 +148,7 @@ class PhotoGenerator(TransformersGenerator):
     def __init__(self, model: str | Path, **options: Any) -> None:
         super().__init__(model, **options)
         self._options = options
-        self._owner: object = UNUSED
+        self._owner: Callable[[], object | None] = _unused
         self._copies: list[PhotoGenerator] = []
         self._sources: tuple[FeatureSource, ...] = ()
         self._prepare: Callable[[Sequence[Image]], None] | None = None
@@ -154,16 +164,24 @@ class PhotoGenerator(TransformersGenerator):
             if word.isascii() and word.isalpha() and not UNKNOWN.startswith(word)
         ]
 
-    def reader_for(self, owner: object) -> PhotoGenerator:
+    def reader_for(self, owner: object | None) -> PhotoGenerator:
         """Return a generator for vectors of one owner, such as a fitted search: this one, or a copy
-        if it reads those of another. `aclose` also closes the copies."""
-        readers = [self, *self._copies]
-        found = next((one for one in readers if one._owner in (owner, UNUSED)), None)
-        if found is None:
-            found = PhotoGenerator(self._source, **self._options)
-            self._copies.append(found)
-        found._owner = owner
+        if it reads those of another, which still exists. `aclose` also closes the copies."""
+        with self._lock:
+            readers = [self, *self._copies]
+            found = next((one for one in readers if one._is_free_for(owner)), None)
+            if found is None:
+                found = PhotoGenerator(self._source, **self._options)
+                self._copies.append(found)
+            if found._owner is _unused or owner is None or found._owner() is not owner:
+                found.set_feature_sources()
+            found._owner = weakref.ref(owner) if owner is not None else _nobody
         return found
+
+    def _is_free_for(self, owner: object | None) -> bool:
+        if self._owner is _unused:
+            return True
+        return self._owner() is owner or (self._owner is not _nobody and self._owner() is None)
 
     async def aclose(self) -> None:
         await super().aclose()
@@ -199,17 +217,10 @@ class PhotoGenerator(TransformersGenerator):
         tokens = LabelTokens.of(request.prompt, self._words)
         prompt, sampling = tokens.replaced(request.prompt), replace(request.sampling, stop=())
         reply = await super()._reply(Request(prompt, sampling, start=request.start))
-        restored = tokens.restored(reply, request.sampling.stop)
-        if self._shares is None:
-            return restored
-        shares = await asyncio.to_thread(self._shares, request.prompt)
-        return replace(
-            restored,
-            completions=tuple(
-                replace(one, logprob=math.log(share)) if (share := shares.get(one.text)) else one
-                for one in restored.completions
-            ),
-        )
+        shares: Mapping[str, float] = {}
+        if self._shares is not None:
+            shares = await asyncio.to_thread(self._shares, request.prompt)
+        return tokens.restored(reply, request.sampling.stop, shares)
 
     def _prepare_images(
         self, images: Sequence[Image], prepare: Callable[[Sequence[Image]], None]

@@ -33,7 +33,8 @@ def label_supports(rows: RowStore, *, seed: int = 0) -> list[LabelSupport]:
     """Return the examples whose own labels do not win the vote of the others, the smallest share
     first. A random sample of at most `MAX_EXAMPLES` labelled examples is compared.
 
-    Examples that share an image do not vote for each other. The metric of each vote is fitted
+    The only example of a label is left out: no other could support it. Examples that share an image
+    do not vote for each other. The metric of each vote is fitted
     without the example. Raises `SettingError` without vectors, and with fewer than two labels.
     """
     labelled = labels_by_id(rows)
@@ -60,12 +61,16 @@ def label_supports(rows: RowStore, *, seed: int = 0) -> list[LabelSupport]:
         found = plain_leave_one_out(numbers, classes, excluded)
     else:
         found = leave_one_out(scatter, SHRINKAGE, excluded)
+    # Nothing supports the only example of a label, right or wrong.
+    same = (classes[:, None] == classes) & ~excluded
+    np.fill_diagonal(same, False)
+    is_judged = same.any(axis=1)
     means = 0 if scatter.has_no_scatter else MEAN_COUNT
     shares = found.shares(classes, VoteRule(SHRINKAGE, NEIGHBOURS, means))
     own, best = shares[np.arange(len(ids)), classes], shares.argmax(axis=1)
     supports = [
         LabelSupport(id, names[mine], float(share), names[most], float(shares[index, most]))
         for index, (id, mine, share, most) in enumerate(zip(ids, classes, own, best, strict=True))
-        if mine != most
+        if mine != most and is_judged[index]
     ]
     return sorted(supports, key=lambda one: one.support)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from bottega.errors import SettingError, StoreError
 from bottega.knowledge.fitted_search import FittedSearch
-from bottega.knowledge.fitted_vote import VoteCalibration, calibrate
-from bottega.knowledge.metric import SHRINKAGE, Classes, FittedMetric
+from bottega.knowledge.fitted_vote import EXPONENTS, UNCALIBRATED, VoteCalibration, calibrate
+from bottega.knowledge.metric import DIMENSION, SHRINKAGE, Classes, FittedMetric
 from bottega.knowledge.records import StoredView
 from bottega.knowledge.search import stacked
 from bottega.knowledge.stores import RowStore, VectorSearch, labels_by_id
@@ -70,7 +70,7 @@ def stored_metric(rows: RowStore) -> StoredMetric | None:
             None if fitted is None else _fitted(**fitted, shrinkage=float(shrinkage)),
             int(stored["examples"]),
             int(stored["labels"]),
-            _calibration(**stored["calibration"]),
+            _calibration(**stored.get("calibration", {})),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(
@@ -105,6 +105,12 @@ def with_stored_metric(rows: RowStore, plain: VectorSearch, *, required: bool) -
                 hint="open it with metric='cosine' and call fit_metric()",
             )
         return plain
+    if len(stored.metric.centre) != view.dimension:
+        raise StoreError(
+            f"the stored metric of {rows.name} is damaged: it is for vectors of"
+            f" {len(stored.metric.centre)} numbers, not {view.dimension}",
+            hint=f"run bottega tune {rows.name}",
+        )
     return FittedSearch(rows, plain, stored.metric, view.number, stored.calibration.exponent)
 
 
@@ -153,11 +159,19 @@ def unpacked(text: str) -> Vectors:
     return numbers
 
 
-def _calibration(exponent: float, by_confidence: list[list[float]]) -> VoteCalibration:
+def _calibration(
+    exponent: float = UNCALIBRATED, by_confidence: Sequence[Sequence[float]] = ()
+) -> VoteCalibration:
+    """Return the calibration; earlier versions stored none."""
+    if not 0 < exponent <= EXPONENTS[-1]:
+        raise ValueError(f"the exponent must be between 0 and {EXPONENTS[-1]}")
     counts = tuple((least, int(count), int(right)) for least, count, right in by_confidence)
     return VoteCalibration(float(exponent), counts)
 
 
 def _fitted(centre: str, projection: str, shrinkage: float) -> FittedMetric:
     mean, flat = map(unpacked, (centre, projection))
-    return FittedMetric(mean, flat.reshape(len(mean), -1), shrinkage)
+    matrix = flat.reshape(len(mean), -1)
+    if matrix.shape[1] > DIMENSION or not matrix.any(axis=0).all():
+        raise ValueError(f"the projection must have up to {DIMENSION} columns that are not zero")
+    return FittedMetric(mean, matrix, shrinkage)

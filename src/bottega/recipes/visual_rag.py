@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -132,10 +133,11 @@ def share_features(generator: Generator, knowledge: KnowledgeBase) -> bool:
     if not isinstance(generator, PhotoGenerator):
         return False
     if knowledge.fitted is not None:
-        search = knowledge.fitted
+        # The pipeline holds both. The model must not, so that it is free for others later.
+        search, base = weakref.proxy(knowledge.fitted), weakref.proxy(knowledge)
 
         def prepare(images: Sequence[Image]) -> None:
-            search.keep(images, knowledge.embed([Query("", (image,)) for image in images]))
+            search.keep(images, base.embed([Query("", (image,)) for image in images]))
 
         generator.set_feature_sources(
             partial(_fitted_features, search),
@@ -236,6 +238,19 @@ def demonstration_guard(
     return partial(FittedReranker, knowledge=knowledge, gate=gate, shows_means=not multi_label)
 
 
+def _search_as_built(
+    knowledge: KnowledgeBase, fitted: FittedSearch | None, query: Query, k: int
+) -> list[Candidate]:
+    """Search under the metric that the photograph model reads. Raises `SettingError` if another one
+    was fitted since."""
+    if knowledge.fitted is not fitted:
+        raise SettingError(
+            "the metric of the knowledge base has changed since the pipeline was built",
+            hint="build it again: visual_rag(knowledge, generator)",
+        )
+    return knowledge.search(query, k)
+
+
 def default_prompter(generator: Generator) -> Prompter:
     """Return brief turns for a generator with `turns_only`, else the paper's appendix A."""
     if turns_only(generator):
@@ -294,6 +309,9 @@ def visual_rag(
     check_count("shots", shots)
     if isinstance(generator, PhotoGenerator):
         generator = generator.reader_for(knowledge.fitted)
+        retrieve = retrieve or DenseRetriever(
+            partial(_search_as_built, knowledge, knowledge.fitted)
+        )
     if labels is None and not (labels := knowledge.labels()):
         raise EmptyKnowledgeBaseError(
             "the knowledge base has no labels: it is empty",

@@ -21,7 +21,7 @@ from bottega.errors import SettingError, StoreError
 from bottega.evaluation.methods.votes import knn, no_label, with_means
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.records import unit
-from bottega.knowledge.stored_metric import GROWTH, packed, unpacked
+from bottega.knowledge.stored_metric import packed, unpacked
 from bottega.knowledge.tuned_settings import LOGREG
 from bottega.protocols import Vectors
 from bottega.types import Answer, Candidate, Query
@@ -242,19 +242,19 @@ def most_probable(labels: Sequence[str], linear: LinearSoftmax, vector: Vectors)
 @dataclass(frozen=True)
 class StoredLogistic:
     """Logistic regression for unit vectors of the embedder with this fingerprint, stored beside the
-    examples. `bottega tune` fitted it to this number of `examples`."""
+    examples. `bottega tune` fitted it after this `change` of the examples."""
 
     embedder: str
     labels: tuple[str, ...]
     linear: LinearSoftmax
-    examples: int
+    change: int
 
     @classmethod
     def fit(cls, knowledge: KnowledgeBase, seed: int) -> StoredLogistic:
         """Fit the regression to all examples of the namespace, which have one label each."""
-        data = LabelledVectors.of(knowledge)
-        labels, linear = LogisticClassifier(data, seed=seed).weights()
-        return cls(knowledge.embedder().fingerprint, tuple(labels), linear, len(data.ids))
+        change = knowledge.last_change()
+        labels, linear = LogisticClassifier(LabelledVectors.of(knowledge), seed=seed).weights()
+        return cls(knowledge.embedder().fingerprint, tuple(labels), linear, change)
 
     def store(self, knowledge: KnowledgeBase) -> None:
         linear = {name: packed(one) for name, one in vars(self.linear).items()}
@@ -264,18 +264,17 @@ class StoredLogistic:
 
 def stored_logistic(knowledge: KnowledgeBase) -> StoredLogistic | None:
     """Return the stored regression of the namespace. None is returned if there is none for the
-    embedder in use, if the labels have changed, or if the examples have grown by more than the
-    share `GROWTH`. Raises `StoreError` if it is damaged."""
+    embedder in use, and if any example has changed since. Raises `StoreError` if it is damaged."""
     if (note := knowledge.note(_logistic_key(knowledge))) is None:
         return None
     try:
         stored = orjson.loads(note)
-        labels, examples = tuple(map(str, stored["labels"])), int(stored["examples"])
+        labels, change = tuple(map(str, stored["labels"])), int(stored["change"])
+        if stored["embedder"] != knowledge.embedder().fingerprint:
+            return None
         offsets = unpacked(stored["linear"]["offsets"])
         weights = unpacked(stored["linear"]["weights"]).reshape(len(labels), -1)
-        found = StoredLogistic(
-            stored["embedder"], labels, LinearSoftmax(weights, offsets), examples
-        )
+        linear = LinearSoftmax(weights, offsets)
         if weights.shape[1] != knowledge.embedder().dimension or len(offsets) != len(labels):
             raise ValueError("the shapes differ")
     except (KeyError, TypeError, ValueError) as error:
@@ -283,12 +282,9 @@ def stored_logistic(knowledge: KnowledgeBase) -> StoredLogistic | None:
             f"the stored logistic regression is damaged, got {note!r:.80}",
             hint="run bottega tune again",
         ) from error
-    is_current = (
-        found.embedder == knowledge.embedder().fingerprint
-        and {*knowledge.labels()} == {*labels}
-        and len(knowledge) <= (1 + GROWTH) * examples
-    )
-    return found if is_current else None
+    if change != knowledge.last_change():
+        return None
+    return StoredLogistic(stored["embedder"], labels, linear, change)
 
 
 def _logistic_key(knowledge: KnowledgeBase) -> str:
