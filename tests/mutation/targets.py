@@ -69,7 +69,8 @@ TARGETS = (
         "knowledge/sqlite/rows knowledge/sqlite/writes knowledge/records knowledge/batch",
         "knowledge/test_rows knowledge/test_base knowledge/test_replace knowledge/test_add"
         " knowledge/test_annotate knowledge/test_eviction knowledge/test_listing"
-        " knowledge/test_verification knowledge/test_model knowledge/test_choices",
+        " knowledge/test_verification knowledge/test_model knowledge/test_choices"
+        " knowledge/test_pruning",
     ),
     Target(
         "knowledge/search knowledge/sqlite/search knowledge/index/vector_index",
