@@ -147,7 +147,7 @@ TARGETS = (
         " gateway/test_fallback gateway/test_faulty_upstream gateway/test_http_upstream"
         " gateway/test_http_streams gateway/test_lenient_upstreams gateway/test_local_upstream"
         " gateway/test_error_messages gateway/test_field_policy gateway/test_passages"
-        " gateway/test_reasoning gateway/test_search gateway/test_access"
+        " gateway/test_reasoning gateway/test_search gateway/test_access gateway/test_user_pipeline"
         " gateway/test_retrieval_methods gateway/test_shared_gateways gateway/test_admission"
         " gateway/test_limits gateway/test_keep_alive gateway/test_compared_parts",
     ),
