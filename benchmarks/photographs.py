@@ -47,7 +47,7 @@ from bottega.types import Candidate, Example, Query
 SHRINKAGES = (0.5, SHRINKAGE, 0.9)
 SEEDS = 3
 SURE = 0.8
-NOBODY = Example(Query(""), "")
+EMPTY_EXAMPLE = Example(Query(""), "")
 BATCH, FOLDS = 64, 5
 PLAIN = VoteRule(None, NEIGHBOURS)
 
@@ -225,7 +225,9 @@ def _nearest(cosines: Vectors, skip: int = 0) -> Vectors:
 
 
 def _unknown(gate: NoveltyGate, scores: Vectors) -> float:
-    shown = [gate.shows([Candidate(NOBODY, score) for score in row]) for row in scores.tolist()]
+    shown = [
+        gate.shows([Candidate(EMPTY_EXAMPLE, score) for score in row]) for row in scores.tolist()
+    ]
     return 1 - sum(shown) / len(shown)
 
 

@@ -133,14 +133,6 @@ def answer_text(message: Message) -> str:
     return " ".join(text.strip() for text in texts) if is_answer else ""
 
 
-def _unused() -> None:
-    """Owner of a photograph model that reads no vectors yet."""
-
-
-def _nobody() -> None:
-    """Owner of the vectors of the model's own network, which all knowledge bases share."""
-
-
 class PhotoGenerator(TransformersGenerator):
     """Photograph model that does not encode images whose vectors are available from its sources,
     and reads and writes each label as one token (`LabelTokens`)."""
@@ -148,7 +140,7 @@ class PhotoGenerator(TransformersGenerator):
     def __init__(self, model: str | Path, **options: Any) -> None:
         super().__init__(model, **options)
         self._options = options
-        self._owner: Callable[[], object | None] = _unused
+        self._owner: Callable[[], object | None] = lambda: None  # a dead reference
         self._copies: list[PhotoGenerator] = []
         self._sources: tuple[FeatureSource, ...] = ()
         self._prepare: Callable[[Sequence[Image]], None] | None = None
@@ -165,23 +157,20 @@ class PhotoGenerator(TransformersGenerator):
         ]
 
     def reader_for(self, owner: object | None) -> PhotoGenerator:
-        """Return a generator for vectors of one owner, such as a fitted search: this one, or a copy
-        if it reads those of another, which still exists. `aclose` also closes the copies."""
+        """Return a generator for vectors of one owner, such as a fitted search; None for those of
+        the model's own network. It is this one, or a copy while this one has another owner.
+        `aclose` also closes the copies."""
+        owner = self if owner is None else owner
         with self._lock:
             readers = [self, *self._copies]
-            found = next((one for one in readers if one._is_free_for(owner)), None)
-            if found is None:
-                found = PhotoGenerator(self._source, **self._options)
-                self._copies.append(found)
-            if found._owner is _unused or owner is None or found._owner() is not owner:
-                found.set_feature_sources()
-            found._owner = weakref.ref(owner) if owner is not None else _nobody
-        return found
-
-    def _is_free_for(self, owner: object | None) -> bool:
-        if self._owner is _unused:
-            return True
-        return self._owner() is owner or (self._owner is not _nobody and self._owner() is None)
+            free = [one for wanted in (owner, None) for one in readers if one._owner() is wanted]
+            if not free:
+                free = [PhotoGenerator(self._source, **self._options)]
+                self._copies += free
+            if free[0]._owner() is not owner:
+                free[0].set_feature_sources()
+                free[0]._owner = weakref.ref(owner)
+        return free[0]
 
     async def aclose(self) -> None:
         await super().aclose()

@@ -133,7 +133,7 @@ def share_features(generator: Generator, knowledge: KnowledgeBase) -> bool:
     if not isinstance(generator, PhotoGenerator):
         return False
     if knowledge.fitted is not None:
-        # The pipeline holds both. The model must not, so that it is free for others later.
+        # The pipeline references both. A reference of the model would keep closed bases in memory.
         search, base = weakref.proxy(knowledge.fitted), weakref.proxy(knowledge)
 
         def prepare(images: Sequence[Image]) -> None:
@@ -174,8 +174,8 @@ def _vote_shares(search: FittedSearch, prompt: Prompt) -> dict[str, float]:
     """Return the calibrated shares of the demonstrated answers in the vote for the last image."""
     shown = [
         (images[-1].sha256, answer)
-        for asked, answered in pairwise(prompt.messages)
-        if (images := Prompt((asked,)).images) and (answer := answer_text(answered))
+        for question, reply in pairwise(prompt.messages)
+        if (images := Prompt((question,)).images) and (answer := answer_text(reply))
     ]
     query = prompt.images[-1].sha256 if prompt.images else ""
     rows, means = search.image_rows({query, *(sha256 for sha256, _ in shown)})
