@@ -53,6 +53,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
     ("fields", "answer", "labels"),
     [
         ({"answer": 4}, "4", None),
+        ({"answer": " cat\n"}, "cat", None),
         ({"label": "cat"}, "cat", None),
         ({"labels": ["x", "y"]}, "x, y", ("x", "y")),
         ({"label": " B\u0075\u0308lbu\u0308l "}, "B\u00fclb\u00fcl", None),

@@ -114,6 +114,7 @@ def read_jsonl(
         labels, answer = _labels(row)
         choices = field_texts(row, "choices") or ()
         if not whole_replies:
+            answer = answer.strip()  # else " cat" and "cat" would be two classes
             _check_choices(choices, (answer,) if labels is None else labels)
         return Example(
             Query(field_text(row, "question") or question, _images(row, folder, source), choices),

@@ -330,7 +330,7 @@ def _answer(value: object, options: Sequence[str] = (), by_letter: bool = False)
         case [_, *_]:
             answers = [_answer(part) for part in value]
             return Counter(answers).most_common(1)[0][0]
-    return _text(value, "answer")
+    return _text(value, "answer").strip()
 
 
 def _chosen(value: object, options: Sequence[str], by_letter: bool) -> str:
