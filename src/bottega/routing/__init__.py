@@ -1,9 +1,16 @@
 """Choice of the model that answers, and of the queries that get demonstrations.
 
 Routers choose between the first tier (the apprentice) and the last tier (the master).
-`ConfidenceEscalation` also uses the tiers in between, one after the other.
+`ConfidenceEscalation` also uses the tiers in between, one after the other. `AgreementRouter` and
+`AgreementEscalation` keep the agreement with the master above a target.
 """
 
+from bottega.routing.agreement_bound import AgreementBound
+from bottega.routing.agreement_router import (
+    AgreementEscalation,
+    AgreementPolicy,
+    AgreementRouter,
+)
 from bottega.routing.benefit_gate import (
     AgreementPair,
     BenefitGate,
@@ -21,7 +28,11 @@ from bottega.routing.routers import (
 )
 
 __all__ = [
+    "AgreementBound",
+    "AgreementEscalation",
     "AgreementPair",
+    "AgreementPolicy",
+    "AgreementRouter",
     "BenefitGate",
     "BudgetRouter",
     "ColdStartRouter",
