@@ -52,7 +52,12 @@ def test_settings_do_not_apply_to_another_view(file: Path) -> None:
         assert tuned_for(knowledge) is None
 
 
-FIELDS = {"embedder": PixelEmbedder.fingerprint, "shots": 20, "order": "shuffled"}
+FIELDS = {
+    "embedder": PixelEmbedder.fingerprint,
+    "shots": 20,
+    "order": "shuffled",
+    "method": "visual-rag",
+}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -309,7 +309,7 @@ def ask(
     searcher = choice.searcher(
         generator, shots=shots, prompt=prompt, parse=last_answer, rerank=rerank, sampling=sampling
     )
-    with open_recorder(traces) as record:
+    with closing(knowledge) if knowledge else nullcontext(), open_recorder(traces) as record:
         pipeline = Pipeline(
             route=FixedRouter(Tier(generator.name, generator, shots if knowledge else 0)),
             retrieve=DenseRetriever(knowledge.search) if knowledge else None,
@@ -324,8 +324,6 @@ def ask(
         )
         with choice.progress(generator):
             trace = run_closing(pipeline.trace(query), generator)
-    if knowledge:
-        knowledge.close()
     if json:
         print_json(answer_document(trace))
         return

@@ -40,7 +40,8 @@ PANELS = {
         (
             "tune",
             "tune.tune",
-            "Choose embedder, metric, shots and order by leave-one-out, and store the choice.",
+            "Choose embedder, metric, shots, order and method by leave-one-out, and store the"
+            " choice.",
         ),
         ("log", "inspection.log", "Show recent requests and their cost, newest first."),
         (

@@ -35,6 +35,7 @@ from bottega.cli.output import (
 from bottega.cli.shown_progress import ProgressStatus, progress
 from bottega.errors import LoadError, SettingError
 from bottega.evaluation.knowledge_rows import (
+    check_filled,
     counted,
     embedder_spec,
     open_rows,
@@ -355,10 +356,13 @@ def verify(
 
 def _list_doubtful_labels(file: StoreLocation, namespace: str, json: bool) -> None:
     with open_rows(file, namespace) as knowledge:
+        check_filled(knowledge, file, namespace)
         found = knowledge.label_supports()
-        shown = knowledge.get_many([one.id for one in found[:MAX_DOUBTFUL]])
+        listed = found if json else found[:MAX_DOUBTFUL]
+        shown = knowledge.get_many([one.id for one in listed])
     if json:
-        print_json([vars(one) for one in found])
+        named = zip(found, shown, strict=True)
+        print_json([{**vars(one), "source": old.source} for one, old in named])
         return
     rows = [
         (one.id[:ID_LENGTH], old.source, ", ".join(one.labels), one.support, ", ".join(one.likely))

@@ -19,6 +19,7 @@ from bottega.cli.shown_progress import progress
 from bottega.errors import SettingError, StoreError
 from bottega.evaluation.knowledge_rows import counted, open_rows, others, whole_name
 from bottega.evaluation.methods.leave_one_out import (
+    CHANCE_GAIN,
     LabelledSample,
     Selection,
     Setting,
@@ -36,7 +37,8 @@ from bottega.evaluation.metrics.metric import Estimate, bounds
 from bottega.generation.bundled_models import PhotoGenerator
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.metric import SHRINKAGE, metric_name
-from bottega.knowledge.stored_metric import StoredMetric, metric_key
+from bottega.knowledge.stored_metric import NOTE, StoredMetric
+from bottega.knowledge.stores import note_key
 from bottega.knowledge.tuned_settings import LOGREG, VISUAL_RAG, TunedSettings, tuned_for
 from bottega.naming import check_embedder, check_model, default_model, image_embedders, open_model
 from bottega.protocols import Embedder, Generator
@@ -67,7 +69,9 @@ class Tuning:
 
     @property
     def scorer(self) -> str:
-        return self.generator.name if self.generator else KNN
+        if self.generator is None or _answers_as_vote(self.generator, self.setting.shrinkage):
+            return KNN
+        return self.generator.name
 
     @property
     def setting(self) -> Setting:
@@ -110,16 +114,17 @@ def tune(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Choose embedder, metric, shots and order by leave-one-out, and store the choice.
+    """Choose embedder, metric, shots, order and method by leave-one-out, and store the choice.
 
     A sample of the labelled images is classified, each by the other examples. Embedders and metrics
     are compared by the vote of the nearest examples (under a metric fitted to the labels, of the
     class means too); the current pair is replaced if another is better by more than one standard
-    error. Shots and orders are compared by the model, with the best embedder, and replaced only for
-    a clear gain (95 % interval above 0, McNemar's p below 0.05), estimated on images that did not
-    select it. If a logistic regression is better by more than one standard error, classify uses it
-    by default. If the embedder changes, all examples are embedded again. The other commands use the
-    stored choice by default."""
+    error and two images. Shots and orders are compared by the model, with the best embedder (a
+    photograph model under a fitted metric: by the vote, which it computes), and replaced only for a
+    clear gain (95 % interval above 0, McNemar's p below 0.05), estimated on images that did not
+    select it. If a logistic regression is better by more than one standard error and two images,
+    classify uses it by default. If the embedder changes, all examples are embedded again. The
+    other commands use the stored choice by default."""
     names = _checked_options(method, model, embed)
     kept = f"{file} is unchanged; repeat the command, or set a smaller --sample"
     with (
@@ -224,6 +229,12 @@ def _compare_embedders(
     return select(trials, seed=seed, changes_at_one_error=True)
 
 
+def _answers_as_vote(generator: Generator, shrinkage: float | None) -> bool:
+    """Whether the model's answers are those of the vote, which needs no model: a photograph model's
+    under a fitted metric."""
+    return shrinkage is not None and isinstance(generator, PhotoGenerator)
+
+
 def _compare_shots(
     sample: LabelledSample,
     embedder: Embedder,
@@ -235,9 +246,8 @@ def _compare_shots(
     shots = [count for count in GRID if count < len(sample.pool) and count != current.shots]
     settings = [current, *(replace(current, shots=count) for count in shots)]
     counts = [one.shots for one in settings]
-    # Under a fitted metric, a photograph model answers as the vote does, which needs no model.
     if current.shrinkage is not None and (
-        generator is None or isinstance(generator, PhotoGenerator)
+        generator is None or _answers_as_vote(generator, current.shrinkage)
     ):
         with progress("comparing shots", len(sample.pool)) as step:
             fitted = fitted_trials(sample, embedder, counts, [current.shrinkage])
@@ -291,7 +301,7 @@ def _store(
         with progress("embedding", sum(knowledge.namespaces().values())) as step:
             knowledge.reindex(view, embedder, progress=step)
         note_embedder(knowledge, view, result.setting.embedder)
-    if result.is_change or knowledge.note(metric_key(namespace)) is not None:
+    if result.is_change or knowledge.note(note_key(NOTE, namespace)) is not None:
         knowledge.fit_metric(result.setting.shrinkage)
     if result.method == LOGREG:
         StoredLogistic.fit(knowledge, seed).store(knowledge)
@@ -358,12 +368,16 @@ def _decision(found: Selection) -> str:
         return "the current setting is the best"
     if found.is_change:
         return f"the best replaces the current setting: gain {interval}"
-    needed = "an interval above 0 and p below 0.05"
     if found.changes_at_one_error:
-        needed = "more than one standard error"
+        gain = _interval(found.best.difference(found.current), "+")
+        return (
+            f"the current setting stays: the gain of the best, {gain}, may be due to chance (a"
+            f" change needs more than one standard error and {CHANCE_GAIN} images)"
+        )
     return (
         f"the current setting stays: the gain of the best, {interval}, McNemar's p"
-        f" {found.p_value:.3f}, may be due to chance (a change needs {needed})"
+        f" {found.p_value:.3f}, may be due to chance (a change needs an interval above 0 and p"
+        " below 0.05)"
     )
 
 

@@ -157,9 +157,9 @@ class PhotoGenerator(TransformersGenerator):
         ]
 
     def reader_for(self, owner: object | None) -> PhotoGenerator:
-        """Return a generator for vectors of one owner, such as a fitted search; None for those of
-        the model's own network. It is this one, or a copy while this one has another owner.
-        `aclose` also closes the copies."""
+        """Return a generator that reads the vectors of `owner`, such as a fitted search (None:
+        those of the model's own network): this one if it is free, else a copy. `aclose` also closes
+        the copies."""
         owner = self if owner is None else owner
         with self._lock:
             readers = [self, *self._copies]
@@ -185,8 +185,8 @@ class PhotoGenerator(TransformersGenerator):
     ) -> None:
         """Set the sources of image vectors; any thread may call them.
 
-        Sources of other vectors than this model computes need `prepare`: it receives the images of
-        a prompt that no source returns, and makes a source return them. `shares` returns the
+        Sources of vectors that this model does not compute need `prepare`: it receives the images
+        of a prompt that no source returns, and makes a source return them. `shares` returns the
         probabilities of the answers of a prompt. Completions that give one of them then have its
         log-probability: the model's own is a rough function of its vote.
         """

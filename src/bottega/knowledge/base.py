@@ -1,4 +1,4 @@
-"""Knowledge base: examples in one file, searched by the vectors of their embedders."""
+"""Knowledge base: examples in a file or a PostgreSQL database, searched by their vectors."""
 
 from __future__ import annotations
 
@@ -131,8 +131,9 @@ class KnowledgeBase:
         default, the embedders named in an existing file are loaded. With None, examples can be
         listed, shown and deleted but not searched, and an existing empty file is rejected
         (`StoreError`). The first `add` ties the file to its views; opening it with another embedder
-        raises `EmbedderMismatchError`. `metric` concerns only the search: "cosine", "l2", "fitted"
-        (see `fit_metric`), or by default the fitted one if the file has one, else the cosine.
+        raises `EmbedderMismatchError`. `metric` concerns only the search: "stored" (the fitted one
+        if the file has one, else the cosine), "fitted" (`SettingError` without one), "cosine" or
+        "l2".
 
         `capacity` limits the examples of the namespace after every commit: `evict` selects those to
         remove (default: least recently used) and spares pinned ones. Search is exact up to
@@ -314,9 +315,10 @@ class KnowledgeBase:
     ) -> FittedMetric | None:
         """Fit a metric to the labels and the vectors of the first view, store it and search by it.
 
-        Other open handles keep the metric that they read when they were opened. If `shrinkage` is
-        None, or fewer than half of the examples share their label with another one, the plain
-        cosine is stored and None returned. Fit again when labels change. An evaluation passes the
+        Other open handles keep the metric that they read when they were opened. The plain cosine is
+        stored and None returned if `shrinkage` is None, if there are fewer than two labels, if
+        fewer than half of the examples share their label with another one, or if no class has two
+        different vectors. Fit again when labels change. An evaluation passes the
         ids of its items as `without`.
         """
         chosen = fitted_to(self._rows, self._first_view(), shrinkage, without)
@@ -399,6 +401,10 @@ class KnowledgeBase:
 
     def note(self, name: str) -> str | None:
         return self._rows.note(name)
+
+    @property
+    def namespace(self) -> str:
+        return self._rows.namespace
 
     def views(self) -> dict[str, StoredView]:
         """Return the views of the file by name, in order of creation; all namespaces share them."""
@@ -538,7 +544,8 @@ class KnowledgeBase:
 
     @property
     def stored_metric(self) -> StoredMetric | None:
-        """The stored fitted metric; None for the plain cosine, and for a damaged one."""
+        """The fitted metric stored for a view's embedder; None for the plain cosine, a damaged
+        metric, or one of another embedder."""
         return metric_in_use(self._rows)
 
     @property
@@ -566,7 +573,8 @@ class KnowledgeBase:
         self, k: int, *, by: str | None = None, sample: int = 500, seed: int = 0
     ) -> Vectors:
         """Return the scores (n, k) of the `k` nearest examples with other images, best first, of
-        at most `sample` examples. Examples with fewer than `k` such others are excluded."""
+        at most `sample` examples. Examples with fewer than `k` such others are excluded. Compares
+        by the plain metric, also if a fitted one is stored."""
         ids = self.sample_ids(sample, seed=seed)
         rows = [[hit.score for hit in found] for found in self._hits(ids, k, by)]
         return np.array([row for row in rows if len(row) == k], np.float32).reshape(-1, k)
@@ -580,7 +588,7 @@ class KnowledgeBase:
         self, ids: Sequence[str], k: int, *, by: str | None = None
     ) -> list[list[tuple[str, float]]]:
         """Return the ids and scores of the `k` nearest examples of each example that share no
-        image with it, best first. Reads no images, so it suits many ids."""
+        image with it, best first, by the plain metric. Reads no images, so it suits many ids."""
         for _ in range(ATTEMPTS):
             found = self._hits(ids, k, by)
             keys = sorted({hit.key for hits in found for hit in hits})

@@ -75,8 +75,8 @@ class FittedSearch:
     """Search that compares the rows of one view under a fitted metric, and leaves other views, and
     requests for the plain metric, to the search of the store.
 
-    The index transforms the stored vectors with the metric that this handle read when it was
-    opened, so no search ever compares vectors of two metrics. It follows the changes of all
+    The index transforms the stored vectors with the one metric that it was built with, so no
+    search ever compares vectors of two metrics. It follows the changes of all
     processes.
     """
 

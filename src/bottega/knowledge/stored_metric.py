@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from bottega.errors import SettingError, StoreError
 from bottega.knowledge.fitted_search import FittedSearch
-from bottega.knowledge.fitted_vote import EXPONENTS, UNCALIBRATED, VoteCalibration, calibrate
+from bottega.knowledge.fitted_vote import EXPONENTS, VoteCalibration, calibrate
 from bottega.knowledge.metric import DIMENSION, SHRINKAGE, Classes, FittedMetric
 from bottega.knowledge.records import StoredView
 from bottega.knowledge.search import stacked
-from bottega.knowledge.stores import RowStore, VectorSearch, labels_by_id
+from bottega.knowledge.stores import RowStore, VectorSearch, labels_by_id, note_key
 from bottega.protocols import Vectors
 
 NOTE = "metric"  # key of the note of the default namespace
@@ -52,13 +52,13 @@ class StoredMetric:
             "projection": packed(self.metric.projection),
         }
         document = {**vars(self), "metric": fitted, "calibration": vars(self.calibration)}
-        rows.set_note(metric_key(rows.namespace), orjson.dumps(document).decode())
+        rows.set_note(note_key(NOTE, rows.namespace), orjson.dumps(document).decode())
 
 
 def stored_metric(rows: RowStore) -> StoredMetric | None:
     """Return the metric stored for the namespace, None without any. Raises `StoreError` if it is
     damaged."""
-    note = rows.note(metric_key(rows.namespace))
+    note = rows.note(note_key(NOTE, rows.namespace))
     if note is None:
         return None
     try:
@@ -70,7 +70,7 @@ def stored_metric(rows: RowStore) -> StoredMetric | None:
             None if fitted is None else _fitted(**fitted, shrinkage=float(shrinkage)),
             int(stored["examples"]),
             int(stored["labels"]),
-            _calibration(**stored.get("calibration", {})),
+            _calibration(**stored["calibration"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(
@@ -121,8 +121,9 @@ def fitted_to(
     without: Collection[str] = (),
 ) -> StoredMetric:
     """Return the metric fitted to the labelled examples of the namespace, except the ids in
-    `without`. The plain cosine is returned if `shrinkage` is None, and if fewer than half of the
-    examples share their label with another one."""
+    `without`. The plain cosine is returned if `shrinkage` is None, if there are fewer than two
+    labels, if fewer than half of the examples share their label with another one, or if no class
+    has two different vectors."""
     excluded = set(without)
     labelled = {id: one for id, one in labels_by_id(rows).items() if id not in excluded}
     counts = Counter(labelled.values())
@@ -141,11 +142,6 @@ def fitted_to(
     return replace(chosen, metric=metric, calibration=calibrate(found, classes, shrinkage))
 
 
-def metric_key(namespace: str) -> str:
-    """Return the key of the note with the metric of a namespace."""
-    return f"{NOTE}.{namespace}" if namespace else NOTE
-
-
 def packed(numbers: NDArray[np.floating[Any]]) -> str:
     """Return numbers as text, at the precision of float32."""
     return b64encode(numbers.astype("<f4").tobytes()).decode()
@@ -159,10 +155,7 @@ def unpacked(text: str) -> Vectors:
     return numbers
 
 
-def _calibration(
-    exponent: float = UNCALIBRATED, by_confidence: Sequence[Sequence[float]] = ()
-) -> VoteCalibration:
-    """Return the calibration; earlier versions stored none."""
+def _calibration(exponent: float, by_confidence: Sequence[Sequence[float]]) -> VoteCalibration:
     if not 0 < exponent <= EXPONENTS[-1]:
         raise ValueError(f"the exponent must be between 0 and {EXPONENTS[-1]}")
     counts = tuple((least, int(count), int(right)) for least, count, right in by_confidence)

@@ -43,6 +43,11 @@ Repair = Callable[[], None]
 Finding = tuple[str, Repair | None]
 
 
+def note_key(name: str, namespace: str) -> str:
+    """Return the key of a namespace's note: notes belong to the whole file."""
+    return f"{name}.{namespace}" if namespace else name
+
+
 class RowStore(Protocol):
     """Durable examples of one namespace. A key identifies the content of a row and is never reused.
     Writes are durable when they return. Methods block, may be called from several threads while

@@ -9,6 +9,7 @@ import orjson
 
 from bottega.errors import StoreError
 from bottega.knowledge.base import KnowledgeBase
+from bottega.knowledge.stores import note_key
 
 NOTE = "tuned"  # key of the note of the default namespace
 ORDERS = ("nearest-last", "nearest-first", "shuffled")
@@ -28,7 +29,7 @@ class TunedSettings:
 
     def store(self, knowledge: KnowledgeBase) -> None:
         """Store the settings of the namespace in the file."""
-        knowledge.set_note(_key(knowledge), orjson.dumps(asdict(self)).decode())
+        knowledge.set_note(note_key(NOTE, knowledge.namespace), orjson.dumps(asdict(self)).decode())
 
 
 def tuned_settings(knowledge: KnowledgeBase) -> TunedSettings | None:
@@ -37,13 +38,11 @@ def tuned_settings(knowledge: KnowledgeBase) -> TunedSettings | None:
     Settings for an embedder that no view uses any more are ignored. Raises `StoreError` for a
     damaged note.
     """
-    note = knowledge.note(_key(knowledge))
+    note = knowledge.note(note_key(NOTE, knowledge.namespace))
     if note is None:
         return None
     try:
         stored = orjson.loads(note)
-        # Earlier versions stored no method.
-        stored = {"method": VISUAL_RAG, **stored}
         settings = TunedSettings(**{one.name: stored[one.name] for one in fields(TunedSettings)})
         if settings.embedder not in {view.fingerprint for view in knowledge.views().values()}:
             return None
@@ -64,8 +63,3 @@ def tuned_for(knowledge: KnowledgeBase) -> TunedSettings | None:
     settings = tuned_settings(knowledge)
     is_own = settings is not None and settings.embedder == knowledge.embedder().fingerprint
     return settings if is_own else None
-
-
-def _key(knowledge: KnowledgeBase) -> str:
-    namespace = knowledge.stats().namespace
-    return f"{NOTE}.{namespace}" if namespace else NOTE

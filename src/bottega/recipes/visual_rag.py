@@ -275,7 +275,8 @@ def visual_rag(
     price: Pricer | None = None,
     false_unknown: float = FALSE_UNKNOWN,
 ) -> Pipeline:
-    """Classify images with the `shots` nearest labelled images as demonstrations.
+    """Return a pipeline that classifies images with the `shots` nearest labelled images as
+    demonstrations.
 
     Visual RAG (Bonomo and Bianco). The paper's k is 5, 10, 50 or 100, without class balancing. The
     paper does not specify the order of demonstrations; the default is nearest last.
@@ -286,7 +287,8 @@ def visual_rag(
     such as the bundled one. The photograph model abstains if no example is similar enough
     (`NoveltyGate`): by mistake for about the share `false_unknown` of the photographs that are like
     the examples. `retrieve` defaults to the search of `knowledge`. `sampling` defaults to greedy
-    replies of at most 64 tokens.
+    replies of at most 64 tokens. A photograph model reads the vectors of `knowledge`
+    (`share_features`). After `fit_metric`, its pipeline raises `SettingError`: build it again.
 
     Raises `SettingError`, and `EmptyKnowledgeBaseError` if `labels` is None and the knowledge base
     has none.

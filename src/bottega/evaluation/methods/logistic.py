@@ -22,6 +22,7 @@ from bottega.evaluation.methods.votes import knn, no_label, with_means
 from bottega.knowledge import KnowledgeBase
 from bottega.knowledge.records import unit
 from bottega.knowledge.stored_metric import packed, unpacked
+from bottega.knowledge.stores import note_key
 from bottega.knowledge.tuned_settings import LOGREG
 from bottega.protocols import Vectors
 from bottega.types import Answer, Candidate, Query
@@ -259,13 +260,13 @@ class StoredLogistic:
     def store(self, knowledge: KnowledgeBase) -> None:
         linear = {name: packed(one) for name, one in vars(self.linear).items()}
         document = orjson.dumps({**vars(self), "linear": linear}).decode()
-        knowledge.set_note(_logistic_key(knowledge), document)
+        knowledge.set_note(note_key(LOGISTIC_NOTE, knowledge.namespace), document)
 
 
 def stored_logistic(knowledge: KnowledgeBase) -> StoredLogistic | None:
     """Return the stored regression of the namespace. None is returned if there is none for the
     embedder in use, and if any example has changed since. Raises `StoreError` if it is damaged."""
-    if (note := knowledge.note(_logistic_key(knowledge))) is None:
+    if (note := knowledge.note(note_key(LOGISTIC_NOTE, knowledge.namespace))) is None:
         return None
     try:
         stored = orjson.loads(note)
@@ -285,11 +286,6 @@ def stored_logistic(knowledge: KnowledgeBase) -> StoredLogistic | None:
     if change != knowledge.last_change():
         return None
     return StoredLogistic(stored["embedder"], labels, linear, change)
-
-
-def _logistic_key(knowledge: KnowledgeBase) -> str:
-    namespace = knowledge.stats().namespace
-    return f"{LOGISTIC_NOTE}.{namespace}" if namespace else LOGISTIC_NOTE
 
 
 class KnowledgeBaseLogistic:

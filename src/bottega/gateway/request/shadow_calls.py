@@ -41,11 +41,11 @@ log = logging.getLogger(__name__)
 @dataclass
 class ShadowRunner:
     """Background measurement of the benefit of demonstrations, and of the agreement of the variants
-    of an experiment with the master. `on_end` is called with the record of every call that only
-    measures, `measured` with every comparison, the similarity of its nearest demonstration and
-    whether the question was drawn at random and the compared answer was served. The answer of a
-    stored tier replaces the apprentice's in `repeats`. The tier `judge` compares answers that no
-    rule can compare. No client waits for it."""
+    of an experiment with the master. `on_end` gets the record of each call that only measures.
+    `measured` gets the request's record, the similarity of the nearest demonstration, the
+    comparison, and whether the question was sampled at random and the compared answer served. The
+    answer of a stored tier replaces the apprentice's in `repeats`. The tier `judge` compares
+    answers that no rule can compare. No client waits for it."""
 
     completer: Completer
     finalizer: Finalizer
