@@ -83,7 +83,7 @@ class ShadowRecorder:
 
 class AgreementRecorder:
     """Recorder that compares the answers that an `AgreementRouter` or `AgreementEscalation` has
-    drawn: the master's where the apprentice answered, and the apprentice's where the master did.
+    selected: the master's where the apprentice answered, and the apprentice's where the master did.
 
     Without it the master answers forever. It is awaited, so a compared answer is delayed by the
     other call; put it before the recorder that stores the master's answers. `same` returns 1.0 for

@@ -246,6 +246,7 @@ def test_copies_inside_of_a_knowledge_base_are_found(tmp_path: Path) -> None:
     assert all(str(path.with_name(name)) in str(notice) for name in ("7.png", "copy.jpg"))
 
 
+@pytest.mark.skipif(not UCMERCED.exists(), reason="UC Merced is not available")
 def test_different_photographs_are_no_copies() -> None:
     reported: list[BottegaError] = []
     load_benchmark(f"manyicl:{UCMERCED}", seed=0, on_error=reported.append)

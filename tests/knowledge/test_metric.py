@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bottega.errors import SettingError, StoreError
-from bottega.knowledge import KnowledgeBase
+from bottega.knowledge import KnowledgeBase, View
 from bottega.knowledge.metric import DIMENSION, FittedMetric, Scatter, class_means
 from bottega.protocols import Vectors
 from bottega.types import Example, Query
@@ -185,6 +185,34 @@ def test_a_reindexed_view_no_longer_uses_the_metric(place: str | Path) -> None:
         base.reindex("default", wider)
         scores = [one.score for one in base.search(Query("0"), 5)]
         assert scores == [one.score for one in base.search(Query("0"), 5, plain=True)]
+        assert base.fitted is None
+        assert base.class_means(Query("0")) == []
+
+
+@pytest.mark.parametrize(
+    ("opened", "is_fitted"),
+    [(("first",), True), (("first", "wide"), True), (("wide",), False), (("wide", "first"), False)],
+)
+def test_a_metric_belongs_to_the_first_view_of_the_handle(
+    place: str | Path, opened: tuple[str, ...], is_fitted: bool
+) -> None:
+    vectors, classes = noisy_classes()
+    wide = NumberEmbedder(np.concatenate([vectors, vectors], axis=1))
+    wide.fingerprint = "wide"
+    views = {"first": View(NumberEmbedder(vectors)), "wide": View(wide)}
+    with KnowledgeBase.open(place, views) as base:
+        base.add(examples(classes))
+        base.fit_metric()
+        with pytest.raises(SettingError, match=r"must have the shape \(n, 30\)"):
+            base.class_means(Query("0"), base.embed([Query("0")], "wide")[0])
+    with KnowledgeBase.open(place, {name: views[name] for name in opened}) as base:
+        assert (base.fitted is not None) == is_fitted
+        assert base.stats().metric.startswith("fitted") == is_fitted
+        assert bool(base.class_means(Query("0"))) == is_fitted
+        for name in opened:
+            scores = [one.score for one in base.search(Query("0"), 5, by=name)]
+            plain = [one.score for one in base.search(Query("0"), 5, by=name, plain=True)]
+            assert (scores == plain) == (name == "wide" or not is_fitted)
 
 
 @pytest.mark.parametrize("note", ["{", "{}", '{"embedder": "numbers", "metric": {"centre": 3}}'])
@@ -197,6 +225,18 @@ def test_a_damaged_metric_is_named(place: str | Path, note: str) -> None:
         open_base(place, vectors)
     assert "bottega tune" in str(raised.value.hint)
     open_base(place, vectors, metric="cosine").close()
+
+
+def test_classes_that_replace_others_refit_the_metric(place: str | Path) -> None:
+    vectors, classes = noisy_classes()
+    rows = examples(classes)
+    with open_base(place, vectors) as base:
+        base.add(rows[: 2 * EACH])
+        assert base.refit_metric()
+        base.delete(base.ids(label="class 1"))
+        base.add(rows[2 * EACH : 3 * EACH])  # as many labels and examples as at first
+        assert base.refit_metric()
+        assert not base.refit_metric()
 
 
 def test_refitting_waits_for_a_new_label_or_a_quarter_more_examples(place: str | Path) -> None:

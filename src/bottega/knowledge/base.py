@@ -328,15 +328,14 @@ class KnowledgeBase:
         return chosen.metric
 
     def refit_metric(self) -> bool:
-        """Fit the metric if none was chosen for the first view's embedder, or if the number of
-        labels has changed since, or the examples have grown by a quarter. A chosen plain cosine
-        stays. Return whether a metric was fitted."""
+        """Fit the metric if none was chosen for the first view's embedder, or if the set of labels
+        has changed since, or the number of examples by a quarter. A chosen plain cosine stays.
+        Return whether a metric was fitted."""
         view = self._first_view()
         stored = stored_metric(self._rows)
         if stored is None or stored.embedder != view.fingerprint:
             return self.fit_metric() is not None
-        labelled = labels_by_id(self._rows)
-        if not stored.is_outdated(len(labelled), len(set(labelled.values()))):
+        if not stored.is_outdated([*labels_by_id(self._rows).values()]):
             return False
         return self.fit_metric(stored.shrinkage) is not None
 
@@ -646,6 +645,8 @@ class KnowledgeBase:
             done = reindex(self._rows, name, view, batch_size=batch_size, progress=step)
         self._views.replace(name, view, self._rows.views())
         self._searcher.close_indexes()
+        if self._views and self._uses_stored_metric:  # the old metric was of the old vectors
+            self._searcher = with_stored_metric(self._rows, self._plain, required=False)
         return done
 
     def drop_view(self, name: str) -> None:

@@ -134,12 +134,7 @@ class FittedSearch:
         """Return the candidates of each vector, repeating the search if a hit was deleted."""
         if scope.is_plain or self.view(scope.by)[0].number != self._view:
             return self._plain.nearest(vectors, k, scope, excluded_for)
-        if vectors.shape[1:] != self.fitted.centre.shape:
-            raise SettingError(
-                f"vectors must have the shape (n, {len(self.fitted.centre)}), got {vectors.shape}",
-                hint="use the embedder of this knowledge base",
-            )
-        rows = self.fitted.transform(vectors)
+        rows = self._transformed(vectors)
         for _ in range(ATTEMPTS):
             index = self._current()
             own = None
@@ -167,7 +162,7 @@ class FittedSearch:
         the rows that share an image with the query. The image of a candidate is a placeholder: it
         identifies the vector of the mean for `image_rows`."""
         sums = self._class_sums()
-        transformed = self.fitted.transform(vectors)
+        transformed = self._transformed(vectors)
         found = []
         queries: Sequence[Query | None] = excluded_for or [None] * len(transformed)
         for row, query in zip(transformed, queries, strict=True):
@@ -183,6 +178,14 @@ class FittedSearch:
                 ]
             )
         return found
+
+    def _transformed(self, vectors: Vectors) -> Vectors:
+        if vectors.shape[1:] != self.fitted.centre.shape:
+            raise SettingError(
+                f"vectors must have the shape (n, {len(self.fitted.centre)}), got {vectors.shape}",
+                hint="use the embedder of this knowledge base",
+            )
+        return self.fitted.transform(vectors)
 
     def _mean_example(self, labels: tuple[str, ...], row: Vectors) -> Example:
         digest = sha256(row.tobytes()).digest()

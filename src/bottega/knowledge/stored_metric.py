@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -29,21 +30,23 @@ GROWTH = 0.25
 @dataclass(frozen=True)
 class StoredMetric:
     """Metric for the vectors of the embedder with this fingerprint, chosen when the namespace had
-    this number of labelled `examples` and of different `labels`. `shrinkage` is None if the plain
-    cosine was chosen; `metric` is also None if too few examples shared their label. `calibration`
-    makes the shares of its vote probabilities."""
+    this number of labelled `examples` and these `labels` (the digest of their set). `shrinkage` is
+    None if the plain cosine was chosen; `metric` is also None if too few examples shared their
+    label. `calibration` makes the shares of its vote probabilities."""
 
     embedder: str
     shrinkage: float | None
     metric: FittedMetric | None
     examples: int
-    labels: int
+    labels: str
     calibration: VoteCalibration = field(default_factory=VoteCalibration)
 
-    def is_outdated(self, examples: int, labels: int) -> bool:
-        """Return whether a fitted metric was chosen, and these numbers of examples and of different
-        labels require fitting it again."""
-        changed = labels != self.labels or examples > (1 + GROWTH) * self.examples
+    def is_outdated(self, labels: Sequence[tuple[str, ...]]) -> bool:
+        """Return whether a fitted metric was chosen, and these labels of all examples require
+        fitting it again: another set of labels, or a quarter more or fewer examples."""
+        growth = len(labels) / max(self.examples, 1)
+        is_near = 1 - GROWTH <= growth <= 1 + GROWTH
+        changed = not is_near or label_digest(labels) != self.labels
         return changed and self.shrinkage is not None
 
     def store(self, rows: RowStore) -> None:
@@ -69,7 +72,7 @@ def stored_metric(rows: RowStore) -> StoredMetric | None:
             None if shrinkage is None else float(shrinkage),
             None if fitted is None else _fitted(**fitted, shrinkage=float(shrinkage)),
             int(stored["examples"]),
-            int(stored["labels"]),
+            str(stored["labels"]),
             _calibration(**stored["calibration"]),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -92,13 +95,18 @@ def metric_in_use(rows: RowStore) -> StoredMetric | None:
     return stored if used else None
 
 
+def label_digest(labels: Iterable[tuple[str, ...]]) -> str:
+    """Return the digest of the set of labels."""
+    return sha256(orjson.dumps(sorted(set(labels)))).hexdigest()
+
+
 def with_stored_metric(rows: RowStore, plain: VectorSearch, *, required: bool) -> VectorSearch:
-    """Return a search under the stored metric, or `plain` if there is none for the embedder of a
-    view. Raises `SettingError` if there is none and it is `required`."""
+    """Return a search under the stored metric, or `plain` if there is none for the first view of
+    `plain`. Raises `SettingError` if there is none and it is `required`."""
     stored = stored_metric(rows)
-    views = rows.views().values() if stored else ()
-    view = next((one for one in views if stored and one.fingerprint == stored.embedder), None)
-    if stored is None or stored.metric is None or view is None:
+    view = rows.views().get(next(iter(plain.views()))) if stored else None
+    is_own = stored is not None and view is not None and view.fingerprint == stored.embedder
+    if stored is None or stored.metric is None or view is None or not is_own:
         if required:
             raise SettingError(
                 f"{rows.name} has no fitted metric",
@@ -127,7 +135,8 @@ def fitted_to(
     excluded = set(without)
     labelled = {id: one for id, one in labels_by_id(rows).items() if id not in excluded}
     counts = Counter(labelled.values())
-    chosen = StoredMetric(view.fingerprint, shrinkage, None, len(labelled), len(counts))
+    digest = label_digest(labelled.values())
+    chosen = StoredMetric(view.fingerprint, shrinkage, None, len(labelled), digest)
     repeated = sum(count for count in counts.values() if count > 1)
     if shrinkage is None or len(counts) < 2 or 2 * repeated < len(labelled):
         return chosen

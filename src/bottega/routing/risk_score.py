@@ -22,7 +22,7 @@ STEPS = 400
 
 
 class ScoreInputs(NamedTuple):
-    """What is known about a request; None is unknown. Before the answer: the similarity of the
+    """Inputs of the score of a request; None is missing. Before the answer: the similarity of the
     nearest and the least near demonstration, the share of the demonstrations with the most frequent
     answer, and the kind of question. After it: whether the answer is valid, its confidence, and the
     share of the demonstrations that it repeats."""
@@ -41,7 +41,7 @@ class ScoreInputs(NamedTuple):
 
 
 def inputs_before(query: Query, found: Sequence[Candidate]) -> ScoreInputs:
-    """Return the inputs that are known before the answer."""
+    """Return the inputs that exist before the answer."""
     scores = [one.score for one in found]
     texts = [one.example.answer for one in found]
     shared = max(map(texts.count, texts)) / len(texts) if texts else None
@@ -67,7 +67,7 @@ class RiskScore:
     """Monotone score in [0, 1), fitted on comparisons and frozen.
 
     A logistic regression with weights of at least 0, so a higher input never lowers the score; its
-    value is the rank among the scores of the samples. An invalid answer scores 0, and an unknown
+    value is the rank among the scores of the samples. An invalid answer scores 0, and a missing
     input counts as average. `kinds` maps kinds of questions to logits of their agreement.
     """
 
@@ -88,11 +88,11 @@ class RiskScore:
                 hint="pass the inputs and the outcome of each comparison",
             )
         numbers = np.array([one.numbers for one in inputs], np.float64)
-        is_known = np.isfinite(numbers)
-        counts = is_known.sum(0)
-        sums = np.where(is_known, numbers, 0).sum(0)
+        is_given = np.isfinite(numbers)
+        counts = is_given.sum(0)
+        sums = np.where(is_given, numbers, 0).sum(0)
         means = sums / np.maximum(counts, 1)
-        spread = np.where(is_known, numbers - means, 0)
+        spread = np.where(is_given, numbers - means, 0)
         scales = np.sqrt((spread**2).sum(0) / np.maximum(counts, 1))
         scales[scales < 1e-9] = 1.0
         kinds, other = _kind_logits([one.kind for one in inputs], agrees)
